@@ -1,0 +1,172 @@
+"""The command line: ``aiodist run``, ``rendezvous``, ``demo`` and ``info``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from typing import NoReturn
+
+import click
+
+__all__ = ["cli", "main"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="aiodist", prog_name="aiodist")
+def cli() -> None:
+    """Async-first collective communication for Python."""
+
+
+@cli.command(context_settings={"allow_interspersed_args": False})
+@click.option("-n", "--ranks", type=click.IntRange(min=1), required=True, help="Number of ranks to start on this host.")
+@click.option("-m", "--module", is_flag=True, help="TARGET is a module, run as by python -m.")
+@click.option("--job", help="Name of the job; random when not given.")
+@click.argument("target")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(ranks: int, module: bool, job: str | None, target: str, args: tuple[str, ...]) -> NoReturn:
+    """Run a Python script on N ranks.
+
+    Starts TARGET with ARGS once per rank and ends when all ranks have ended.
+
+    What a rank prints is prefixed by its number. Rank 0 reads this command's standard input, the others /dev/null. The first rank that
+    fails ends the rest and decides the exit code: the rank's own, or 128 + the signal that ended it. Ctrl-C and SIGTERM are passed on to
+    all processes of all ranks; after 3 s they are killed.
+    """
+    signal.signal(signal.SIGINT, _leave)  # until the supervisor has its own handlers there is nothing to end
+    from aiodist.launch import run_ranks
+
+    if not module and not os.path.exists(target):
+        raise click.UsageError(f"there is no script {target!r}")
+    try:
+        result = run_ranks(
+            [sys.executable, *(["-m"] if module else []), target, *args],
+            ranks,
+            job=job,
+            stdin=subprocess.DEVNULL if sys.stdin is None else None,
+        )
+    except OSError as error:
+        raise click.ClickException(f"the ranks could not be started: {error}") from error
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # all is done: a late signal must not change the exit code
+        signal.signal(signum, signal.SIG_IGN)
+    sys.exit(result.exit_code)
+
+
+def _leave(signum: int, frame: object) -> NoReturn:
+    os._exit(128 + signum)
+
+
+@cli.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port to listen on; 0 takes a free one.")
+@click.option("--token", envvar="AIODIST_TOKEN", help="Bearer token that clients must give.  [env: AIODIST_TOKEN]")
+def rendezvous(host: str, port: int, token: str | None) -> NoReturn:
+    """Serve the rendezvous until a signal ends it, and print its address."""
+    import asyncio
+
+    try:
+        signum = asyncio.run(_serve(host, port, token))
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"can not serve on {host} port {port}: {error}") from error
+    sys.exit(128 + signum)
+
+
+async def _serve(host: str, port: int, token: str | None) -> int:
+    import asyncio
+
+    from aiodist.rendezvous.server import RendezvousServer
+
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+
+    def end(signum: int) -> None:
+        if not ended.done():
+            ended.set_result(signum)
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, end, signum)
+    async with RendezvousServer(host=host, port=port, token=token) as server:
+        click.echo(server.address)
+        return await ended
+
+
+@cli.command()
+@click.option("-n", "--ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
+@click.option("--epochs", type=click.IntRange(min=1), default=12, show_default=True, help="Passes over the images.")
+@click.option("--plot", default="aiodist-demo.png", show_default=True, help="Where the picture goes.")
+def demo(ranks: int, epochs: int, plot: str) -> NoReturn:
+    """Train a network data-parallel on real data, and compare it with one process."""
+    from aiodist.demo import main as demo_main
+
+    sys.exit(demo_main(ranks=ranks, epochs=epochs, plot=plot))
+
+
+@cli.command()
+def info() -> None:
+    """Show the installation and the machine."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, text in _facts():
+        table.add_row(name, text)
+    Console().print(table, markup=False)
+
+
+def _facts() -> list[tuple[str, str]]:
+    import platform
+    import shutil
+    import socket
+
+    cores = len(os.sched_getaffinity(0))
+    facts = [
+        ("aiodist", _version("aiodist")),
+        ("core", _core()),
+        ("python", f"{platform.python_version()} ({sys.executable})"),
+        *((name, _version(name)) for name in ("numpy", "aiohttp", "msgspec", "uvloop")),
+        ("cupy", "installed" if importlib.util.find_spec("cupy") else "not installed (extras cuda12, cuda13)"),
+        ("host", f"{socket.gethostname()}, {platform.system()} {platform.release()}, {platform.machine()}"),
+        ("cores", f"{cores} of {os.cpu_count()} usable"),
+        ("memory", f"{_gib(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))}"),
+    ]
+    if os.path.isdir("/dev/shm"):
+        usage = shutil.disk_usage("/dev/shm")
+        facts.append(("/dev/shm", f"{_gib(usage.free)} free of {_gib(usage.total)}"))
+    names = sorted(name for name in os.environ if name.startswith("AIODIST_"))
+    facts += [(name, "(set)" if name == "AIODIST_TOKEN" else os.environ[name]) for name in names]
+    return facts
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB"
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _core() -> str:
+    try:
+        from aiodist import _core
+    except ImportError as error:
+        return f"can not be loaded: {error}"
+    return str(getattr(_core, "__file__", "built in"))
+
+
+def main() -> NoReturn:
+    """Run the command line and exit: 2 for wrong usage, 130 for Ctrl-C, else what the command says."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.exit(130)
+    sys.exit(0)

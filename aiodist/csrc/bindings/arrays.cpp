@@ -1,0 +1,104 @@
+#include <Python.h>
+
+#include <numpy/arrayobject.h>
+
+#include "bindings/bindings.hpp"
+
+namespace aiodist::python {
+namespace {
+
+DType dtype_of(int type_number) noexcept {
+    switch (type_number) {
+        case NPY_BOOL:
+            return DType::bool_;
+        case NPY_BYTE:
+            return DType::int8;
+        case NPY_SHORT:
+            return DType::int16;
+        case NPY_INT:
+            return DType::int32;
+        case NPY_LONG:
+        case NPY_LONGLONG:
+            return DType::int64;
+        case NPY_UBYTE:
+            return DType::uint8;
+        case NPY_USHORT:
+            return DType::uint16;
+        case NPY_UINT:
+            return DType::uint32;
+        case NPY_ULONG:
+        case NPY_ULONGLONG:
+            return DType::uint64;
+        case NPY_HALF:
+            return DType::float16;
+        case NPY_FLOAT:
+            return DType::float32;
+        case NPY_DOUBLE:
+            return DType::float64;
+        case NPY_CFLOAT:
+            return DType::complex64;
+        case NPY_CDOUBLE:
+            return DType::complex128;
+        default:
+            return DType::raw;
+    }
+}
+
+int type_number(DType dtype) noexcept {
+    constexpr int kNumbers[kDTypeCount] = {NPY_UBYTE,  NPY_BOOL, NPY_INT8,   NPY_INT16,    NPY_INT32,   NPY_INT64,   NPY_UINT8,  NPY_UINT16,
+                                           NPY_UINT32, NPY_UINT64, NPY_HALF, NPY_USHORT, NPY_FLOAT32, NPY_FLOAT64, NPY_CFLOAT, NPY_CDOUBLE};
+    return kNumbers[static_cast<std::size_t>(dtype)];
+}
+
+}  // namespace
+
+bool import_numpy() { return PyArray_ImportNumPyAPI() >= 0; }
+
+bool view_array(PyObject* object, ArrayView& view) noexcept {
+    if (!PyArray_CheckExact(object)) {
+        return false;
+    }
+    auto* const array = reinterpret_cast<PyArrayObject*>(object);
+    constexpr int kPlain = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED;
+    if ((PyArray_FLAGS(array) & kPlain) != kPlain || !PyArray_ISNOTSWAPPED(array)) {
+        return false;
+    }
+    view.data = PyArray_DATA(array);
+    view.nbytes = static_cast<std::uint64_t>(PyArray_NBYTES(array));
+    view.itemsize = static_cast<std::uint32_t>(PyArray_ITEMSIZE(array));
+    view.dtype = dtype_of(PyArray_TYPE(array));
+    view.writeable = (PyArray_FLAGS(array) & NPY_ARRAY_WRITEABLE) != 0;
+    view.shape.ndim = static_cast<std::uint8_t>(PyArray_NDIM(array));
+    for (std::size_t i = 0; i < view.shape.ndim; ++i) {
+        view.shape.dims[i] = static_cast<std::uint64_t>(PyArray_DIM(array, static_cast<int>(i)));
+    }
+    return true;
+}
+
+PyObject* new_array(const Shape& shape, DType dtype) {
+    npy_intp dims[kMaxDims];
+    for (std::size_t i = 0; i < shape.ndim; ++i) {
+        dims[i] = static_cast<npy_intp>(shape.dims[i]);
+    }
+    return PyArray_SimpleNew(shape.ndim, dims, type_number(dtype));
+}
+
+PyObject* bytes_array(void* data, std::uint64_t nbytes, PyObject* owner) {
+    Ref keeper = Ref::steal(owner);
+    npy_intp extent = static_cast<npy_intp>(nbytes);
+    Ref array = Ref::steal(PyArray_SimpleNewFromData(1, &extent, NPY_UINT8, data));
+    if (!array || PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array.get()), keeper.leak()) < 0) {
+        return nullptr;
+    }
+    return array.leak();
+}
+
+PyObject* shape_tuple(const std::uint64_t* dims, std::size_t ndim) {
+    Ref tuple = Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(ndim)));
+    for (std::size_t i = 0; tuple && i < ndim; ++i) {
+        PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), PyLong_FromUnsignedLongLong(dims[i]));
+    }
+    return tuple.leak();
+}
+
+}  // namespace aiodist::python

@@ -1,0 +1,521 @@
+// TensorFuture: a call in flight, awaitable any number of times from any task, loop or thread.
+
+#include <algorithm>
+#include <new>
+
+#include "bindings/bindings.hpp"
+
+#include <structmember.h>
+
+namespace aiodist::python {
+namespace {
+
+// What one loop turn may spend on polling in place of suspending, over all its tasks; and how many awaits may be over at once before the
+// loop gets a turn: a task that only awaits can not starve the others.
+constexpr std::int64_t kTurnNs = 50'000;
+constexpr int kPromptAwaits = 64;
+// One await's polling: grows while it pays, shrinks while peers are late.
+constexpr std::int64_t kMostPatienceNs = 5'000;
+constexpr std::int64_t kLeastPatienceNs = 300;
+constexpr std::chrono::microseconds kBlockingSpin{5};
+
+struct FutureObject {
+    PyObject_HEAD
+    RequestRef request;
+    Ref group;
+    Ref input;   // kept until the request is done
+    Ref result;  // what it resolves to; nullptr: received
+    Ref finish;  // called with the above once
+    bool resolved;
+    PyObject* weak_references;
+};
+
+struct AwaiterObject {
+    PyObject_HEAD
+    Ref future;
+    Ref port_keeper;
+    LoopPort* port;
+    std::uint64_t id;  // of the registration while suspended, else 0
+    bool yielded;
+};
+
+PyTypeObject* future_type = nullptr;
+PyTypeObject* awaiter_type = nullptr;
+PyObject* blocking_name = nullptr;
+
+FutureObject& as_future(PyObject* self) { return *reinterpret_cast<FutureObject*>(self); }
+
+bool is_small(const Request& request) {
+    return request.call.nbytes <= request.communicator()->tuning().slot_nbytes;
+}
+
+/// Makes sure that somebody other than the caller gets the request done: the loop that hears the bell if it is small, else the engine.
+void let_go(Request& request, bool loop_watches) {
+    Communicator& communicator = *request.communicator();
+    if (loop_watches && is_small(request)) {
+        communicator.engine().watch(request.deadline);
+    } else {
+        communicator.hand_over(request);
+    }
+}
+
+/// The value of a done request (borrowed), or nullptr with its error raised.
+PyObject* value_of(FutureObject& self) {
+    Request& request = *self.request.get();
+    if (request.state() == Request::State::failed) {
+        raise_failure(request);
+        return nullptr;
+    }
+    if (!self.resolved) {
+        if (!self.result) {
+            self.result = make_received(request);
+            if (!self.result) {
+                return nullptr;
+            }
+        }
+        if (self.finish) {
+            Ref finished = Ref::steal(PyObject_CallOneArg(self.finish.get(), self.result.get()));
+            if (!finished) {
+                return nullptr;
+            }
+            self.result = std::move(finished);
+            self.finish = Ref();
+        }
+        self.input = Ref();
+        self.resolved = true;
+    }
+    return self.result.get();
+}
+
+void future_dealloc(PyObject* self) {
+    FutureObject& future = as_future(self);
+    if (future.weak_references != nullptr) {
+        PyObject_ClearWeakRefs(self);
+    }
+    Request* const request = future.request.get();
+    const bool ours = request != nullptr && request->communicator()->engine().pid() == present_pid();
+    if (ours && !request->done()) {
+        // Nobody holds the future, but the call goes on: its arrays live until it is done.
+        Ref kept = Ref::steal(PyTuple_Pack(3, future.group.get(), future.input ? future.input.get() : Py_None,
+                                           future.result ? future.result.get() : Py_None));
+        LoopPort* const port = notifier_port();
+        std::uint64_t id = 0;
+        if (port == nullptr || !kept) {
+            PyErr_WriteUnraisable(nullptr);
+            (void)kept.leak();  // rather kept for ever than written after it was freed
+        } else if (wait_on(port, *request, {Waiting::Kind::drop, std::move(kept), {}}, id)) {
+            let_go(*request, false);
+        }
+    }
+    if (request != nullptr && !ours) {
+        (void)future.request.leak();  // the parent's: its locks may be held for ever in this child
+    }
+    future.~FutureObject();
+    PyTypeObject* const type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+// --- Methods -----------------------------------------------------------------------------------------------------------------------
+
+bool look(FutureObject& future) {
+    Request& request = *future.request.get();
+    if (!request.done()) {
+        request.communicator()->progress();
+    }
+    return request.done();
+}
+
+PyObject* future_done(PyObject* self, PyObject*) {
+    if (!check_process(as_future(self).request->communicator()->engine())) {
+        return nullptr;
+    }
+    return PyBool_FromLong(look(as_future(self)) ? 1 : 0);
+}
+
+PyObject* future_cancelled(PyObject*, PyObject*) { Py_RETURN_FALSE; }
+
+PyObject* raise_not_ready(const char* what) {
+    const Ref errors = Ref::steal(PyImport_ImportModule("aiodist.errors"));
+    const Ref type = errors ? Ref::steal(PyObject_GetAttrString(errors.get(), "NotReadyError")) : Ref();
+    if (type) {
+        PyErr_SetString(type.get(), what);
+    }
+    return nullptr;
+}
+
+PyObject* future_exception(PyObject* self, PyObject*) {
+    FutureObject& future = as_future(self);
+    if (!check_process(future.request->communicator()->engine())) {
+        return nullptr;
+    }
+    if (!look(future)) {
+        return raise_not_ready("the call is still in flight");
+    }
+    if (future.request->state() == Request::State::done) {
+        Py_RETURN_NONE;
+    }
+    return make_exception(*future.request.get()).leak();
+}
+
+/// Waits without the GIL, letting signals through. False with an exception set if it gives up.
+bool block(FutureObject& future, TimePoint until) {
+    Request& request = *future.request.get();
+    Engine& engine = request.communicator()->engine();
+    while (!request.done()) {
+        {
+            const WithoutGil released;
+            (void)engine.wait(request, std::min(until, Clock::now() + kSlice));
+        }
+        if (request.done()) {
+            break;
+        }
+        if (PyErr_CheckSignals() < 0) {
+            return false;
+        }
+        if (Clock::now() >= until) {
+            PyErr_Format(PyExc_TimeoutError, "gave up waiting for %s; the call goes on", request.communicator()->describe(request).c_str());
+            return false;
+        }
+    }
+    return true;
+}
+
+PyObject* future_result(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+    FutureObject& future = as_future(self);
+    Request& request = *future.request.get();
+    const Ref keep = Ref::share(self);
+    if (request.done()) {
+        return Py_XNewRef(value_of(future));
+    }
+    const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+    if (count + named > 1 || (named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "timeout") != 0)) {
+        PyErr_SetString(PyExc_TypeError, "result() takes one argument: timeout");
+        return nullptr;
+    }
+    TimePoint until = TimePoint::max();
+    if (count + named == 1 && arguments[0] != Py_None) {
+        const double seconds = PyFloat_AsDouble(arguments[0]);
+        if (PyErr_Occurred()) {
+            return nullptr;
+        }
+        constexpr double kLongest = 1e8;
+        until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::clamp(seconds, 0.0, kLongest)));
+    }
+    Communicator& communicator = *request.communicator();
+    if (!check_process(communicator.engine())) {
+        return nullptr;
+    }
+    communicator.progress();
+    if (const auto rank = request.done() ? std::nullopt : communicator.waits_for_this_thread(request)) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "%s.result() would wait for ever: rank %d lives in this thread and has not made the call. Use `await` in place of .result()",
+                     communicator.describe(request).c_str(), *rank);
+        return nullptr;
+    }
+    if (!communicator.engine().spin(request, kBlockingSpin) && !block(future, until)) {
+        return nullptr;
+    }
+    return Py_XNewRef(value_of(future));
+}
+
+PyObject* in_context(PyObject* callback, PyObject* context) {
+    if (context == nullptr || context == Py_None) {
+        return Py_NewRef(callback);
+    }
+    const Ref functools = Ref::steal(PyImport_ImportModule("functools"));
+    const Ref run = Ref::steal(PyObject_GetAttrString(context, "run"));
+    return functools && run ? PyObject_CallMethod(functools.get(), "partial", "OO", run.get(), callback) : nullptr;
+}
+
+PyObject* call_now(PyObject* self, PyObject* callback, LoopPort* port) {
+    if (port == nullptr) {
+        const Ref outcome = Ref::steal(PyObject_CallOneArg(callback, self));
+        if (!outcome) {
+            PyErr_WriteUnraisable(callback);
+        }
+        Py_RETURN_NONE;
+    }
+    const Ref events = Ref::steal(PyImport_ImportModule("asyncio"));
+    const Ref loop = events ? Ref::steal(PyObject_CallMethod(events.get(), "get_running_loop", nullptr)) : Ref();
+    const Ref handle = loop ? Ref::steal(PyObject_CallMethod(loop.get(), "call_soon", "OO", callback, self)) : Ref();
+    if (!handle) {
+        return nullptr;
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject* future_add_done_callback(PyObject* self, PyObject* arguments, PyObject* keywords) {
+    static const char* const kNames[] = {"", "context", nullptr};
+    PyObject* given = nullptr;
+    PyObject* context = nullptr;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O|$O:add_done_callback", const_cast<char**>(kNames), &given, &context)) {
+        return nullptr;
+    }
+    FutureObject& future = as_future(self);
+    Request& request = *future.request.get();
+    if (!check_process(request.communicator()->engine())) {
+        return nullptr;
+    }
+    Ref callback = Ref::steal(in_context(given, context));
+    if (!callback) {
+        return nullptr;
+    }
+    LoopPort* const loop_port = running_port();
+    if (PyErr_Occurred()) {
+        return nullptr;
+    }
+    if (look(future)) {
+        return call_now(self, callback.get(), loop_port);
+    }
+    LoopPort* const port = loop_port != nullptr ? loop_port : notifier_port();
+    std::uint64_t id = 0;
+    if (port == nullptr) {
+        return nullptr;
+    }
+    if (!wait_on(port, request, {Waiting::Kind::call, callback, Ref::share(self)}, id)) {
+        return call_now(self, callback.get(), loop_port);
+    }
+    request.communicator()->progress();  // the last look
+    let_go(request, loop_port != nullptr);
+    Py_RETURN_NONE;
+}
+
+PyObject* future_remove_done_callback(PyObject* self, PyObject* callback) {
+    Request& request = *as_future(self).request.get();
+    std::size_t removed = 0;
+    if (LoopPort* const port = running_port()) {
+        removed = remove_callbacks(port, request, self, callback);
+    }
+    return PyErr_Occurred() ? nullptr : PyLong_FromSize_t(removed);
+}
+
+PyObject* attribute_of_result(PyObject* self, const char* attribute) {
+    FutureObject& future = as_future(self);
+    if (!future.resolved && future.request->done()) {
+        if (value_of(future) == nullptr) {
+            return nullptr;
+        }
+    }
+    if ((!future.resolved && future.finish) || !future.result) {
+        return raise_not_ready("not known before the call is done");
+    }
+    if (future.result.get() == Py_None) {
+        return raise_not_ready("this call has no result");
+    }
+    return PyObject_GetAttrString(future.result.get(), attribute);
+}
+
+PyObject* future_shape(PyObject* self, void*) { return attribute_of_result(self, "shape"); }
+PyObject* future_dtype(PyObject* self, void*) { return attribute_of_result(self, "dtype"); }
+PyObject* future_device(PyObject*, void*) { return PyUnicode_FromString("cpu"); }
+
+PyObject* future_repr(PyObject* self) {
+    const Request& request = *as_future(self).request.get();
+    const char* const state = request.state() == Request::State::pending ? "pending" : request.state() == Request::State::done ? "done" : "failed";
+    return PyUnicode_FromFormat("<TensorFuture %s: %s>", state, request.communicator()->describe(request).c_str());
+}
+
+// --- Awaiting ----------------------------------------------------------------------------------------------------------------------
+
+PyObject* future_await(PyObject* self) {
+    PyObject* const object = awaiter_type->tp_alloc(awaiter_type, 0);
+    if (object != nullptr) {
+        auto* const awaiter = reinterpret_cast<AwaiterObject*>(object);
+        awaiter->future = Ref::share(self);
+    }
+    return object;
+}
+
+/// Polls in place of suspending while that is likely to pay.
+bool poll(Request& request, SpinBudget& budget) {
+    Communicator& communicator = *request.communicator();
+    communicator.progress();
+    if (request.done()) {
+        return true;
+    }
+    if (budget.spent_ns >= kTurnNs || communicator.waits_for_this_thread(request)) {
+        return false;
+    }
+    const TimePoint from = Clock::now();
+    const bool done = communicator.engine().spin(request, std::chrono::nanoseconds(std::min(budget.patience_ns, kTurnNs - budget.spent_ns)));
+    budget.spent_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - from).count();
+    budget.patience_ns = done ? std::min(budget.patience_ns * 2, kMostPatienceNs) : std::max(budget.patience_ns / 2, kLeastPatienceNs);
+    return done;
+}
+
+/// Suspends: the loop's future to wait for, or nullptr if that is not needed (or an exception is set).
+PyObject* suspend(AwaiterObject& awaiter, Request& request) {
+    Ref waiter = Ref::steal(new_loop_future(awaiter.port));
+    if (!waiter || PyObject_SetAttr(waiter.get(), blocking_name, Py_True) < 0) {
+        return nullptr;
+    }
+    if (!wait_on(awaiter.port, request, {Waiting::Kind::wake, waiter, {}}, awaiter.id)) {
+        awaiter.id = 0;
+        return nullptr;
+    }
+    request.communicator()->progress();  // the last look: from here on a flag rings the bell
+    if (request.done()) {
+        stop_waiting(awaiter.port, request, std::exchange(awaiter.id, 0));
+        return nullptr;
+    }
+    let_go(request, true);
+    return waiter.leak();
+}
+
+PySendResult awaiter_send(PyObject* self, PyObject*, PyObject** out) {
+    auto& awaiter = *reinterpret_cast<AwaiterObject*>(self);
+    FutureObject& future = as_future(awaiter.future.get());
+    Request& request = *future.request.get();
+    *out = nullptr;
+    if (!check_process(request.communicator()->engine())) {
+        return PYGEN_ERROR;
+    }
+    if (awaiter.port == nullptr) {
+        awaiter.port = running_port();
+        if (awaiter.port == nullptr) {
+            if (!PyErr_Occurred()) {
+                PyErr_SetString(PyExc_RuntimeError, "no running event loop: await needs one, result() blocks without");
+            }
+            return PYGEN_ERROR;
+        }
+        awaiter.port_keeper = Ref::share(port_object(awaiter.port));
+    }
+    SpinBudget& budget = spin_budget(awaiter.port);
+    const bool resumed = awaiter.id != 0 || awaiter.yielded;
+    if (awaiter.id != 0) {
+        stop_waiting(awaiter.port, request, std::exchange(awaiter.id, 0));
+    }
+    if (resumed) {
+        budget.spent_ns = 0;
+        budget.prompt = 0;
+    }
+    if (request.done() || poll(request, budget)) {
+        if (!resumed && (++budget.prompt > kPromptAwaits || budget.spent_ns >= kTurnNs)) {
+            awaiter.yielded = true;  // done, but the loop's other tasks have waited long enough
+            *out = Py_NewRef(Py_None);
+            return PYGEN_NEXT;
+        }
+        *out = Py_XNewRef(value_of(future));
+        return *out != nullptr ? PYGEN_RETURN : PYGEN_ERROR;
+    }
+    *out = suspend(awaiter, request);
+    if (*out != nullptr) {
+        return PYGEN_NEXT;
+    }
+    if (PyErr_Occurred()) {
+        return PYGEN_ERROR;
+    }
+    *out = Py_XNewRef(value_of(future));
+    return *out != nullptr ? PYGEN_RETURN : PYGEN_ERROR;
+}
+
+PyObject* awaiter_next(PyObject* self) {
+    PyObject* value = nullptr;
+    switch (awaiter_send(self, Py_None, &value)) {
+        case PYGEN_NEXT:
+            return value;
+        case PYGEN_RETURN: {
+            const Ref kept = Ref::steal(value);
+            const Ref stop = Ref::steal(PyObject_CallOneArg(PyExc_StopIteration, value));
+            if (stop) {
+                PyErr_SetObject(PyExc_StopIteration, stop.get());
+            }
+            return nullptr;
+        }
+        case PYGEN_ERROR:
+            break;
+    }
+    return nullptr;
+}
+
+PyObject* awaiter_send_method(PyObject* self, PyObject*) { return awaiter_next(self); }
+
+void awaiter_dealloc(PyObject* self) {
+    auto& awaiter = *reinterpret_cast<AwaiterObject*>(self);
+    if (awaiter.id != 0) {
+        Request& request = *as_future(awaiter.future.get()).request.get();
+        if (request.communicator()->engine().pid() == present_pid()) {
+            stop_waiting(awaiter.port, request, awaiter.id);
+        }
+    }
+    awaiter.~AwaiterObject();
+    PyTypeObject* const type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+// --- Types -------------------------------------------------------------------------------------------------------------------------
+
+PyMethodDef future_methods[] = {
+    {"done", future_done, METH_NOARGS, PyDoc_STR("done($self, /)\n--\n\nReturn True once the result or the error is there. Never blocks.")},
+    {"cancelled", future_cancelled, METH_NOARGS,
+     PyDoc_STR("cancelled($self, /)\n--\n\nReturn False: a collective is not cancelled, since peers are in it; only waits for it are.")},
+    {"exception", future_exception, METH_NOARGS,
+     PyDoc_STR("exception($self, /)\n--\n\nReturn the error of a call that failed, None if it succeeded.\n\n"
+               "Raises:\n    NotReadyError: the call is still in flight.")},
+    {"result", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(future_result)), METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("result($self, /, timeout=None)\n--\n\nBlock this thread until the call is done and return its result.\n\n"
+               "Args:\n    timeout: Seconds to wait; None waits as long as the call itself may take.\n\n"
+               "Raises:\n    TimeoutError: `timeout` is over; the call goes on.\n    RuntimeError: a rank that this call waits for lives in "
+               "this thread.\n    AiodistError: the call failed.")},
+    {"add_done_callback", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(future_add_done_callback)), METH_VARARGS | METH_KEYWORDS,
+     PyDoc_STR("add_done_callback($self, callback, /, *, context=None)\n--\n\nCall `callback(future)` once the call is done: on the running "
+               "loop if there is one, else on a notifier thread.")},
+    {"remove_done_callback", future_remove_done_callback, METH_O,
+     PyDoc_STR("remove_done_callback($self, callback, /)\n--\n\nForget callbacks equal to `callback` added on this loop; return how many.")},
+    {nullptr, nullptr, 0, nullptr}};
+PyGetSetDef future_properties[] = {
+    {"shape", future_shape, nullptr, "Shape of the result; raises NotReadyError until it is known.", nullptr},
+    {"dtype", future_dtype, nullptr, "Element type of the result; raises NotReadyError until it is known.", nullptr},
+    {"device", future_device, nullptr, "Where the result lies.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyMemberDef future_members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(FutureObject, weak_references), READONLY, nullptr},
+                                {nullptr, 0, 0, 0, nullptr}};
+PyType_Slot future_slots[] = {
+    {Py_tp_doc, const_cast<char*>("A collective in flight. `await` it any number of times, from any task or loop; each gets the same result. Giving "
+                                  "up an await leaves the collective running: its peers are in it.")},
+    {Py_tp_dealloc, reinterpret_cast<void*>(future_dealloc)},
+    {Py_tp_repr, reinterpret_cast<void*>(future_repr)},
+    {Py_tp_methods, future_methods},
+    {Py_tp_getset, future_properties},
+    {Py_tp_members, future_members},
+    {Py_am_await, reinterpret_cast<void*>(future_await)},
+    {0, nullptr}};
+PyType_Spec future_spec = {"aiodist._core.TensorFuture", sizeof(FutureObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                           future_slots};
+
+PyMethodDef awaiter_methods[] = {{"send", awaiter_send_method, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyType_Slot awaiter_slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(awaiter_dealloc)},
+                               {Py_tp_iter, reinterpret_cast<void*>(PyObject_SelfIter)},
+                               {Py_tp_iternext, reinterpret_cast<void*>(awaiter_next)},
+                               {Py_am_send, reinterpret_cast<void*>(awaiter_send)},
+                               {Py_tp_methods, awaiter_methods},
+                               {0, nullptr}};
+PyType_Spec awaiter_spec = {"aiodist._core.Awaiter", sizeof(AwaiterObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                            awaiter_slots};
+
+}  // namespace
+
+PyObject* new_future(RequestRef request, Ref group, Ref input, Ref result, Ref finish) {
+    PyObject* const object = future_type->tp_alloc(future_type, 0);  // zeroed, which is what the members' default constructors leave
+    if (object != nullptr) {
+        FutureObject& future = as_future(object);
+        future.request = std::move(request);
+        future.group = std::move(group);
+        future.input = std::move(input);
+        future.result = std::move(result);
+        future.finish = std::move(finish);
+    }
+    return object;
+}
+
+bool add_future_type(PyObject* module) {
+    blocking_name = PyUnicode_InternFromString("_asyncio_future_blocking");
+    future_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&future_spec));
+    awaiter_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&awaiter_spec));
+    return blocking_name != nullptr && future_type != nullptr && awaiter_type != nullptr &&
+           PyModule_AddObjectRef(module, "TensorFuture", reinterpret_cast<PyObject*>(future_type)) == 0;
+}
+
+}  // namespace aiodist::python

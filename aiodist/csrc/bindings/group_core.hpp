@@ -1,0 +1,22 @@
+#pragma once
+
+#include "bindings/bindings.hpp"
+
+namespace aiodist::python {
+
+struct GroupObject {
+    PyObject_HEAD
+    std::shared_ptr<Communicator>* communicator;  // a pointer, so that a forked child can leave it alone
+    double timeout;                               // seconds
+};
+
+/// False with an exception set where the group was never formed or belongs to another process.
+bool usable(const GroupObject& group);
+/// Takes the call's place, does the caller's part of it and returns its TensorFuture.
+PyObject* start(GroupObject& group, Call&& call, Clock::duration timeout, Ref input, Ref result, Ref finish);
+/// `timeout` as given by the caller: None is the group's. Checked to be a number by the Python half.
+Clock::duration timeout_of(const GroupObject& group, PyObject* timeout);
+PyObject* group_all_reduce(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names);
+PyType_Spec& group_spec();
+
+}  // namespace aiodist::python

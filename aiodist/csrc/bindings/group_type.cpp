@@ -1,0 +1,221 @@
+// The rest of GroupCore: forming, the general start, refusing, aborting, closing.
+
+#include <algorithm>
+
+#include "bindings/group_core.hpp"
+#include "bindings/process.hpp"
+// after Python.h, which it needs and does not include
+#include <structmember.h>
+
+namespace aiodist::python {
+namespace {
+
+GroupObject& as_group(PyObject* self) { return *reinterpret_cast<GroupObject*>(self); }
+
+Communicator& communicator_of(PyObject* self) { return **as_group(self).communicator; }
+
+int group_init(PyObject* self, PyObject* arguments, PyObject* keywords) {
+    static const char* const kNames[] = {"name", "id", "rank", "tuning", "offset", "members", "timeout", nullptr};
+    const char* name = nullptr;
+    unsigned long long id = 0;
+    unsigned long long offset = 0;
+    PyObject* members = nullptr;
+    Communicator::Options options;
+    GroupObject& group = as_group(self);
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "sKi(IIII)KO!d:GroupCore", const_cast<char**>(kNames), &name, &id, &options.rank,
+                                     &options.tuning.slots, &options.tuning.slot_nbytes, &options.tuning.segment_nbytes,
+                                     &options.tuning.depth, &offset, &PyList_Type, &members, &group.timeout)) {
+        return -1;
+    }
+    if (group.communicator != nullptr) {
+        PyErr_SetString(PyExc_RuntimeError, "the group is formed already");
+        return -1;
+    }
+    options.name = name;
+    options.id = id;
+    options.block_offset = offset;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(members); ++i) {
+        PyObject* process = nullptr;
+        unsigned long long at = 0;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(members, i), "OK", &process, &at)) {
+            return -1;
+        }
+        std::shared_ptr<Process> known = process_of(process);
+        if (!known) {
+            PyErr_SetString(PyExc_TypeError, "members must be a list of (Process, offset)");
+            return -1;
+        }
+        options.members.push_back({std::move(known), at});
+    }
+    try {
+        group.communicator = new std::shared_ptr<Communicator>(Communicator::create(engine(), std::move(options)));
+    } catch (...) {
+        translate_exception();
+        return -1;
+    }
+    return 0;
+}
+
+void close_group(GroupObject& group) {
+    // The parent's objects are left alone in a forked child: what they hold is mapped shared, and their locks may be held.
+    if (group.communicator != nullptr && (*group.communicator)->engine().pid() == present_pid()) {
+        (*group.communicator)->close();
+        delete group.communicator;
+    }
+    group.communicator = nullptr;
+}
+
+void group_dealloc(PyObject* self) {
+    GroupObject& group = as_group(self);
+    if (group.communicator != nullptr && (*group.communicator)->engine().pid() == present_pid() && !(*group.communicator)->closed()) {
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        if (PyErr_ResourceWarning(self, 1, "group '%s' was dropped without aclose()", (*group.communicator)->name().c_str()) < 0) {
+            PyErr_WriteUnraisable(nullptr);
+        }
+        PyErr_Restore(type, value, traceback);
+    }
+    close_group(group);
+    PyTypeObject* const type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/// _start(collective, op, dtype, axis, root, rows, flags, text, input, output, result, finish, timeout)
+PyObject* group_start(PyObject* self, PyObject* arguments) {
+    GroupObject& group = as_group(self);
+    int collective = 0, op = 0, dtype = 0, axis = 0, flags = 0;
+    unsigned long long rows = 1;
+    Call call;
+    const char* text = nullptr;
+    Py_ssize_t text_nbytes = 0;
+    PyObject *input = nullptr, *output = nullptr, *result = nullptr, *finish = nullptr, *timeout = nullptr;
+    if (!usable(group) || !PyArg_ParseTuple(arguments, "iiiiiKis#OOOOO:_start", &collective, &op, &dtype, &axis, &call.root, &rows, &flags, &text,
+                                            &text_nbytes, &input, &output, &result, &finish, &timeout)) {
+        return nullptr;
+    }
+    ArrayView in, out;
+    if ((input != Py_None && !view_array(input, in)) || (output != Py_None && (!view_array(output, out) || !out.writeable))) {
+        PyErr_SetString(PyExc_TypeError, "_start() takes C-contiguous, aligned arrays");
+        return nullptr;
+    }
+    const ArrayView& described = input != Py_None ? in : out;
+    call.collective = static_cast<Collective>(collective);
+    call.op = static_cast<Op>(op);
+    call.dtype = static_cast<DType>(dtype);
+    call.axis = static_cast<std::int8_t>(axis);
+    call.flags = static_cast<std::uint16_t>(flags);
+    call.itemsize = described.itemsize;
+    call.nbytes = described.nbytes;
+    call.rows = rows == 0 ? 1 : rows;
+    call.text.assign(text, static_cast<std::size_t>(text_nbytes));
+    call.shape.ndim = described.shape.ndim;
+    std::copy_n(described.shape.dims.begin(), described.shape.ndim, call.shape.dims.begin());
+    call.input = static_cast<const std::byte*>(in.data);
+    call.output = static_cast<std::byte*>(out.data);
+    call.site = call_site();
+    const bool received = call.collective == Collective::broadcast && output == Py_None;
+    Ref keep = Ref::steal(PyTuple_Pack(2, input, output));
+    return start(group, std::move(call), timeout_of(group, timeout), std::move(keep), received ? Ref() : Ref::share(result),
+                 finish == Py_None ? Ref() : Ref::share(finish));
+}
+
+/// _refuse(collective, text): the call takes its number, so that the peers of it hear why.
+PyObject* group_refuse(PyObject* self, PyObject* arguments) {
+    int collective = 0;
+    const char* text = nullptr;
+    if (!usable(as_group(self)) || !PyArg_ParseTuple(arguments, "is:_refuse", &collective, &text)) {
+        return nullptr;
+    }
+    Call call;
+    call.collective = static_cast<Collective>(collective);
+    call.refused = true;
+    call.text = text;
+    call.site = call_site();
+    try {
+        const RequestRef request = communicator_of(self).start(std::move(call), timeout_of(as_group(self), Py_None));
+        if (!request->done()) {
+            communicator_of(self).hand_over(*request.get());  // nobody will await it
+        }
+    } catch (...) {
+        translate_exception();
+        return nullptr;
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject* group_abort(PyObject* self, PyObject* reason) {
+    const char* const text = PyUnicode_AsUTF8(reason);
+    if (text == nullptr || !usable(as_group(self))) {
+        return nullptr;
+    }
+    communicator_of(self).abort(FailureKind::communication, text);
+    Py_RETURN_NONE;
+}
+
+/// _drained(): a future of the moment at which all calls made so far are over.
+PyObject* group_drained(PyObject* self, PyObject*) {
+    if (!usable(as_group(self))) {
+        return nullptr;
+    }
+    return new_future(communicator_of(self).drained(), Ref::share(self), Ref(), Ref::share(Py_None), Ref());
+}
+
+PyObject* group_close(PyObject* self, PyObject*) {
+    if (usable(as_group(self))) {
+        communicator_of(self).close();
+        Py_RETURN_NONE;
+    }
+    return nullptr;
+}
+
+PyObject* get_rank(PyObject* self, void*) { return PyLong_FromLong(usable(as_group(self)) ? communicator_of(self).rank() : -1); }
+PyObject* get_size(PyObject* self, void*) { return PyLong_FromLong(usable(as_group(self)) ? communicator_of(self).size() : -1); }
+PyObject* get_name(PyObject* self, void*) {
+    return usable(as_group(self)) ? PyUnicode_FromString(communicator_of(self).name().c_str()) : nullptr;
+}
+PyObject* get_closed(PyObject* self, void*) { return usable(as_group(self)) ? PyBool_FromLong(communicator_of(self).closed()) : nullptr; }
+
+PyMethodDef methods[] = {
+    {"all_reduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(group_all_reduce)), METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("all_reduce($self, x, op='sum', *, out=None, timeout=None)\n--\n\n"
+               "Combine the arrays of all ranks, element by element, in rank order.\n\n"
+               "Every rank ends with result[i] = op over r of x_r[i], the same bits on all of them.\n\n"
+               "Args:\n"
+               "    x: An array of the same shape and dtype on every rank. It must not change until the future is done.\n"
+               "    op: A `ReduceOp` or its name: sum, prod, min, max, mean, band, bor, bxor.\n"
+               "    out: Array for the result, of x's shape and the result's dtype; `out is x` works in place.\n"
+               "    timeout: Seconds from now until the call fails; None is the group's.\n\n"
+               "Returns:\n"
+               "    A `TensorFuture` of an array like x; of float64 where op is mean and x holds integers.\n\n"
+               "Raises:\n"
+               "    TypeError, ValueError: an argument is wrong; the peers of the call get `PeerRefusedError`.\n\n"
+               "The call is issued at once and never blocks on a peer. Cancelling an await leaves it running.")},
+    {"_start", group_start, METH_VARARGS, nullptr},
+    {"_refuse", group_refuse, METH_VARARGS, nullptr},
+    {"_abort", group_abort, METH_O, nullptr},
+    {"_drained", group_drained, METH_NOARGS, nullptr},
+    {"_close", group_close, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+PyGetSetDef properties[] = {{"rank", get_rank, nullptr, "This process's rank in the group.", nullptr},
+                            {"size", get_size, nullptr, "Number of members.", nullptr},
+                            {"name", get_name, nullptr, "Name of the group.", nullptr},
+                            {"closed", get_closed, nullptr, "True once the group was closed here.", nullptr},
+                            {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyMemberDef members[] = {{"timeout", T_DOUBLE, offsetof(GroupObject, timeout), READONLY, "Seconds a call waits for its peers by default."},
+                         {nullptr, 0, 0, 0, nullptr}};
+PyType_Slot slots[] = {{Py_tp_doc, const_cast<char*>("One member of a group: the native half of `Group`.")},
+                       {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
+                       {Py_tp_init, reinterpret_cast<void*>(group_init)},
+                       {Py_tp_dealloc, reinterpret_cast<void*>(group_dealloc)},
+                       {Py_tp_methods, methods},
+                       {Py_tp_getset, properties},
+                       {Py_tp_members, members},
+                       {0, nullptr}};
+PyType_Spec spec = {"aiodist._core.GroupCore", sizeof(GroupObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
+
+}  // namespace
+
+PyType_Spec& group_spec() { return spec; }
+
+}  // namespace aiodist::python

@@ -1,0 +1,158 @@
+// The module itself: what forms groups. Hot paths are in group.cpp and future.cpp.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include <tuple>
+
+#include "bindings/bindings.hpp"
+#include "bindings/process.hpp"
+#include "kernels/reduce.hpp"
+#include "shm/memory.hpp"
+
+namespace nb = nanobind;
+
+namespace aiodist::python {
+namespace {
+
+/// A process whose memory this one reads. Holds it until its groups are closed.
+struct ProcessHandle {
+    std::shared_ptr<Process> process;
+};
+
+// Owned for ever by design: natural destruction at exit would come after the interpreter is gone. shutdown() stops the thread.
+std::shared_ptr<Engine>* the_engine = nullptr;
+
+using TuningTuple = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>;
+
+Tuning tuning_of(const TuningTuple& values) {
+    return {std::get<0>(values), std::get<1>(values), std::get<2>(values), std::get<3>(values)};
+}
+
+/// DESIGN section 4, rules 1, 3 and 13: slots that stay within 64 KiB over all members, segments that stay in the second-level cache.
+TuningTuple default_tuning(std::uint32_t size) {
+    constexpr std::uint32_t kSlots = 8, kDepth = 4, kKiB = 1024;
+    const std::uint32_t slot = std::min(16 * kKiB, 64 * kKiB / size / 64 * 64);
+    std::uint32_t segment = 64 * kKiB;
+    while (segment > 4 * kKiB && segment * size * kDepth > 1024 * kKiB) {
+        segment /= 2;
+    }
+    return {kSlots, std::max<std::uint32_t>(slot, 64), segment, kDepth};
+}
+
+std::tuple<int, int, int, int> fds() {
+    const ProcessFds all = engine()->fds();
+    return {all.arena, all.bell, all.pidfd, all.pid};
+}
+
+ProcessHandle attach(int arena, int bell, int pidfd, int pid) {
+    Fd first(arena), second(bell), third(pidfd);
+    return {engine()->attach(std::move(first), std::move(second), std::move(third), pid)};
+}
+
+std::uint64_t reserve(const TuningTuple& tuning, std::uint64_t id, int rank, int size) {
+    const auto owner = engine();
+    const nb::gil_scoped_release released;  // populates memory
+    return Communicator::reserve(*owner, tuning_of(tuning), id, rank, size);
+}
+
+/// One-dimensional uint8 memory that peers can read; page-aligned, freed with the last array over it.
+nb::object shared_bytes(std::uint64_t nbytes) {
+    struct Block {
+        std::shared_ptr<Engine> engine;
+        std::uint64_t offset;
+    };
+    const auto owner = engine();
+    std::uint64_t offset = 0;
+    {
+        const nb::gil_scoped_release released;
+        offset = owner->arena().allocate(nbytes);
+    }
+    nb::capsule keeper(new Block{owner, offset}, [](void* at) noexcept {
+        auto* const block = static_cast<Block*>(at);
+        if (block->engine->pid() == present_pid()) {
+            block->engine->arena().release(block->offset);
+            delete block;
+        }
+    });
+    return nb::steal(bytes_array(owner->arena().at(offset), nbytes, keeper.release().ptr()));
+}
+
+void rest() {
+    if (Engine* const present = engine_if_any()) {
+        const nb::gil_scoped_release released;
+        present->rest();
+    }
+}
+
+void shutdown() {
+    if (Engine* const present = engine_if_any()) {
+        {
+            const nb::gil_scoped_release released;
+            present->leave_all();
+        }
+        stop_notifier();
+        const nb::gil_scoped_release released;
+        present->stop();
+    }
+}
+
+}  // namespace
+
+const std::shared_ptr<Engine>& engine() {
+    if (the_engine == nullptr || (*the_engine)->pid() != present_pid()) {
+        the_engine = new std::shared_ptr<Engine>(Engine::create());  // a forked child leaves the parent's alone
+    }
+    return *the_engine;
+}
+
+Engine* engine_if_any() noexcept {
+    return the_engine != nullptr && (*the_engine)->pid() == present_pid() ? the_engine->get() : nullptr;
+}
+
+std::shared_ptr<Process> process_of(PyObject* object) {
+    ProcessHandle* handle = nullptr;
+    return nb::try_cast<ProcessHandle*>(nb::handle(object), handle) && handle != nullptr ? handle->process : nullptr;
+}
+
+}  // namespace aiodist::python
+
+// NOLINTNEXTLINE: nanobind's entry point
+NB_MODULE(_core, m) {
+    using namespace aiodist;
+    using namespace aiodist::python;
+    m.doc() = "The native core of aiodist. Not public: use aiodist.Group and aiodist.TensorFuture.";
+    nb::register_exception_translator([](const std::exception_ptr& error, void*) {
+        try {
+            std::rethrow_exception(error);
+        } catch (const NoMemory& shortage) {
+            PyErr_SetString(PyExc_MemoryError, shortage.what());
+        } catch (const std::system_error& failure) {
+            PyErr_SetString(PyExc_OSError, failure.what());
+        }
+    });
+    if (!import_numpy() || !add_port_type(m.ptr()) || !add_future_type(m.ptr()) || !add_group_type(m.ptr())) {
+        throw nb::python_error();
+    }
+    nb::class_<ProcessHandle>(m, "Process", "A process whose memory this one reads.")
+        .def_prop_ro("pid", [](const ProcessHandle& self) { return self.process->pid; });
+    m.def("default_tuning", &default_tuning, nb::arg("size"),
+          "Return (slots, slot_nbytes, segment_nbytes, depth) for a group of `size` ranks.");
+    m.def("fds", &fds, "Return this process's (arena, bell, pidfd) descriptors, which stay its own, and its pid.");
+    m.def("attach", &attach, nb::arg("arena"), nb::arg("bell"), nb::arg("pidfd"), nb::arg("pid"),
+          "Take over a peer's descriptors and map its memory.");
+    m.def("this_process", [] { return ProcessHandle{engine()->self()}; }, "Return this process as a member of groups.");
+    m.def("reserve", &reserve, nb::arg("tuning"), nb::arg("id"), nb::arg("rank"), nb::arg("size"),
+          "Make a member's block for a channel and return its offset, which the peers need.");
+    m.def("release", [](std::uint64_t offset) { engine()->arena().release(offset); }, nb::arg("offset"),
+          "Free a block that no group was made of.");
+    m.def("shared_bytes", &shared_bytes, nb::arg("nbytes"), "Return a uint8 array that peers can read in place.");
+    m.def("rest", &rest, "Stop the engine thread if no group is open; the next one starts it again.");
+    m.def("shutdown", &shutdown, "Leave all groups and end all threads, before the interpreter goes.");
+    m.def("layout_version", [] { return kLayoutVersion; }, "Return the version of the shared-memory layout.");
+    m.def("instruction_set", [] { return std::string(kernel_instruction_set()); }, "Return the name of the kernels' instruction set.");
+    m.def("set_hooks", [](nb::handle make_error, nb::handle make_array) { set_hooks(make_error.ptr(), make_array.ptr()); },
+          nb::arg("make_error"), nb::arg("make_array"), "Register what builds exceptions and received arrays.");
+    m.def("set_package_folder", &set_package_folder, nb::arg("folder"), "Frames of files under `folder` are no call sites.");
+}

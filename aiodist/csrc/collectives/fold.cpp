@@ -1,0 +1,201 @@
+// all_reduce and reduce_scatter of arrays that do not fit a header slot.
+//
+// The vector is cut into one chunk a rank. Every rank stages the chunks that others own, segment by segment, in rings of `depth` slots in
+// its own memory; the owner folds its chunk from all ranks in rank order; in an all_reduce the others copy the folded segments out of the
+// owner's memory. Arrays that lie in shared memory are read in place of the rings. Round t of each of the three stages handles segment t of
+// every chunk:
+//
+//   stage t    when every other rank has reduced t − depth     (its slot of my ring is free)
+//   reduce t   when every other rank has staged t, and, where my result goes through a ring, has copied t − depth
+//   copy t     when every other rank has reduced t
+//
+// tests/model/large.py explores this exhaustively for small bounds.
+
+#include <algorithm>
+
+#include "collectives/operation.hpp"
+#include "collectives/reduction.hpp"
+
+namespace aiodist {
+namespace {
+
+// Results at least this large are written around the cache: they would only push out what the next segment needs.
+constexpr std::size_t kStreamingNbytes = std::size_t{4} << 20;
+// A folded block is copied to the caller's array while it is in the first-level cache.
+constexpr std::size_t kBlockNbytes = 8192;
+
+class FoldOperation final : public Operation {
+   public:
+    FoldOperation(Communicator& communicator, Request& request)
+        : Operation(communicator, request),
+          call_(request.call),
+          reduction_(request.call, size_),
+          fold_(reduction_, size_),
+          depth_(communicator.tuning().depth),
+          elements_(segment_ / std::max(reduction_.in_itemsize(), reduction_.out_itemsize())),
+          rounds_((reduction_.largest() + elements_ - 1) / elements_),
+          scatters_(request.call.collective == Collective::reduce_scatter),
+          streaming_(reduction_.count(kWholeVector) * reduction_.out_itemsize() >= kStreamingNbytes) {
+        const std::size_t result_nbytes = reduction_.count(kWholeVector) * reduction_.out_itemsize();
+        for (int q = 0; q < size_; ++q) {
+            // An output is read by its peers only where all of it lies inside the arena.
+            if (party(q).output != nullptr && !scatters_) {
+                party(q).output = communicator.member(q).process->arena->at(communicator.header(q).head.output_offset, result_nbytes);
+            }
+        }
+        if (party(rank_).input != nullptr || size_ == 1) {
+            staged_ = rounds_;
+        }
+        if (scatters_) {
+            copied_ = rounds_;
+        }
+    }
+
+    bool step() override { return copy() || reduce() || stage(); }
+
+    bool finished() override {
+        if (staged_ < rounds_ || reduced_ < rounds_ || copied_ < rounds_) {
+            return false;
+        }
+        return others([this](int q) { return reduced(q, rounds_) && (scatters_ || copied(q, rounds_)); });
+    }
+
+    std::vector<int> waits_for() override {
+        std::vector<int> ranks;
+        for (int q = 0; q < size_; ++q) {
+            if (q != rank_ && (!reduced(q, rounds_) || (!scatters_ && !copied(q, rounds_)))) {
+                ranks.push_back(q);
+            }
+        }
+        return ranks;
+    }
+
+   private:
+    template <typename Predicate>
+    bool others(Predicate predicate) {
+        for (int step = 1; step < size_; ++step) {
+            if (!predicate((rank_ + step) % size_)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    std::size_t count(int q, std::uint64_t round) const noexcept {
+        const std::size_t all = reduction_.count(q);
+        const std::size_t first = round * elements_;
+        return first < all ? std::min(elements_, all - first) : 0;
+    }
+
+    std::size_t ring(int owner, std::uint64_t round) const noexcept {
+        return (static_cast<std::size_t>(owner) * depth_ + round % depth_) * segment_;
+    }
+
+    bool stage() {
+        if (staged_ == rounds_) {
+            return false;
+        }
+        const std::uint64_t round = staged_;
+        if (round >= depth_ && !others([&](int q) { return reduced(q, round - depth_ + 1); })) {
+            return false;
+        }
+        for (int step = 1; step < size_; ++step) {
+            const int q = (rank_ + step) % size_;
+            pack(communicator_.staging() + ring(q, round), reduction_.input_of(call_.input, q),
+                 round * elements_ * reduction_.in_itemsize(), count(q, round) * reduction_.in_itemsize());
+        }
+        publish(communicator_.mine().staged, ++staged_);
+        return true;
+    }
+
+    bool reduce() {
+        if (reduced_ == rounds_) {
+            return false;
+        }
+        const std::uint64_t round = reduced_;
+        const bool through_ring = !scatters_ && size_ > 1 && party(rank_).output == nullptr;
+        const bool ready = others([&](int q) {
+            return (party(q).input != nullptr || staged(q, round + 1)) &&
+                   (!through_ring || round < depth_ || copied(q, round - depth_ + 1));
+        });
+        if (!ready) {
+            return false;
+        }
+        const std::size_t all = count(rank_, round);
+        const std::size_t first = round * elements_;
+        const std::size_t block = kBlockNbytes / std::max(reduction_.in_itemsize(), reduction_.out_itemsize());
+        aim(round);
+        std::byte* const result = call_.output + ((scatters_ ? 0 : reduction_.begin(rank_)) + first) * reduction_.out_itemsize();
+        if (!through_ring) {
+            fold_.run(result, first, all);
+        } else {
+            std::byte* const slot = communicator_.staging() + ring(rank_, round);
+            for (std::size_t done = 0; done < all; done += block) {
+                const std::size_t some = std::min(block, all - done);
+                std::byte* const folded = slot + done * reduction_.out_itemsize();
+                fold_.run(folded, first + done, some);
+                store(result + done * reduction_.out_itemsize(), folded, some * reduction_.out_itemsize());
+            }
+        }
+        publish(communicator_.mine().reduced, ++reduced_);
+        return true;
+    }
+
+    /// Points the fold at this round's segments. Staged ones begin at the round's first element, so their base is moved back by it.
+    void aim(std::uint64_t round) {
+        const std::size_t skipped = round * elements_ * reduction_.in_itemsize();
+        for (int q = 0; q < size_; ++q) {
+            const Party& one = party(q);
+            if (q == rank_) {
+                fold_.source(q, reduction_.input_of(call_.input, rank_));
+            } else if (one.input != nullptr) {
+                fold_.source(q, reduction_.input_of(one.input, rank_));
+            } else {
+                const std::size_t nbytes = skipped + segment_;
+                fold_.source(q, {one.staging + ring(rank_, round) - skipped, nbytes, nbytes});
+            }
+        }
+    }
+
+    bool copy() {
+        if (copied_ == rounds_) {
+            return false;
+        }
+        const std::uint64_t round = copied_;
+        if (!others([&](int q) { return reduced(q, round + 1); })) {
+            return false;
+        }
+        for (int step = 1; step < size_; ++step) {
+            const int q = (rank_ + step) % size_;
+            const std::size_t offset = (reduction_.begin(q) + round * elements_) * reduction_.out_itemsize();
+            const std::byte* const from = party(q).output != nullptr ? party(q).output + offset : party(q).staging + ring(q, round);
+            store(call_.output + offset, from, count(q, round) * reduction_.out_itemsize());
+        }
+        publish(communicator_.mine().copied, ++copied_);
+        return true;
+    }
+
+    void store(std::byte* to, const std::byte* from, std::size_t nbytes) const noexcept {
+        (streaming_ ? copy_streaming : copy_cached)(to, from, nbytes);
+    }
+
+    const Call& call_;
+    const Reduction reduction_;
+    FoldInto fold_;
+    const std::uint64_t depth_;
+    const std::size_t elements_;   // of a segment
+    const std::uint64_t rounds_;
+    const bool scatters_;
+    const bool streaming_;
+    std::uint64_t staged_ = 0;
+    std::uint64_t reduced_ = 0;
+    std::uint64_t copied_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> make_fold(Communicator& communicator, Request& request) {
+    return std::make_unique<FoldOperation>(communicator, request);
+}
+
+}  // namespace aiodist

@@ -1,0 +1,110 @@
+#include "collectives/operation.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+namespace aiodist {
+namespace {
+
+constexpr unsigned kRoundBits = 32;
+
+}  // namespace
+
+Operation::Operation(Communicator& communicator, Request& request)
+    : communicator_(communicator),
+      request_(request),
+      rank_(communicator.rank()),
+      size_(communicator.size()),
+      segment_(communicator.tuning().segment_nbytes),
+      parties_(static_cast<std::size_t>(size_)) {
+    const auto reads = [this](const Process& process, std::uint64_t offset, std::uint64_t nbytes) -> const std::byte* {
+        if (offset == kNoOffset) {
+            return nullptr;
+        }
+        const std::byte* const at = process.arena->at(offset, nbytes);
+        sound_ = sound_ && at != nullptr;
+        return at;
+    };
+    for (int q = 0; q < size_; ++q) {
+        const Header& head = communicator.header(q).head;
+        const Process& process = *communicator.member(q).process;
+        Party& one = party(q);
+        one.nbytes = head.nbytes;
+        one.input = reads(process, head.input_offset, head.nbytes);
+        one.staging = reads(process, head.staging_offset, communicator.staging_nbytes());
+        // The extent of an output is the collective's to know; it takes the offset from here once it has checked that.
+        one.output = head.output_offset == kNoOffset ? nullptr : process.arena->at(head.output_offset, 0);
+    }
+}
+
+std::uint64_t Operation::rounds_in(const Word& word) const noexcept {
+    // seq_cst: this may be the last look before a sleep, see Process::wake_sleepers. Also acquires the data that the flag stands for.
+    const std::uint64_t value = word.load(std::memory_order_seq_cst);
+    const std::uint64_t seq = value >> kRoundBits;
+    if (seq < request_.seq) {
+        return 0;
+    }
+    // A member already in a later call has done all of this one.
+    return seq == request_.seq ? value & ((std::uint64_t{1} << kRoundBits) - 1) : ~std::uint64_t{0};
+}
+
+bool Operation::staged(int q, std::uint64_t rounds) noexcept {
+    Party& one = party(q);
+    if (one.staged < rounds) {
+        one.staged = rounds_in(communicator_.member(q).block->staged);
+    }
+    return one.staged >= rounds;
+}
+
+bool Operation::reduced(int q, std::uint64_t rounds) noexcept {
+    Party& one = party(q);
+    if (one.reduced < rounds) {
+        one.reduced = rounds_in(communicator_.member(q).block->reduced);
+    }
+    return one.reduced >= rounds;
+}
+
+bool Operation::copied(int q, std::uint64_t rounds) noexcept {
+    Party& one = party(q);
+    if (one.copied < rounds) {
+        one.copied = rounds_in(communicator_.member(q).block->copied);
+    }
+    return one.copied >= rounds;
+}
+
+void Operation::publish(Word& word, std::uint64_t rounds) noexcept {
+    communicator_.publish(word, (request_.seq << kRoundBits) + rounds);
+}
+
+std::unique_ptr<Operation> make_operation(Communicator& communicator, Request& request) {
+    switch (request.call.collective) {
+        case Collective::all_reduce:
+        case Collective::reduce_scatter:
+            return make_fold(communicator, request);
+        default:
+            return make_pull(communicator, request);
+    }
+}
+
+void receive_into(Request& request, const HeaderCopy& from) {
+    Call& call = request.call;
+    if (call.output != nullptr) {
+        return;
+    }
+    Received& received = request.received;
+    const Header& head = from.head;
+    constexpr std::size_t kAlign = 64;
+    received.data.reset(static_cast<std::byte*>(std::aligned_alloc(kAlign, round_up(std::max<std::uint64_t>(head.nbytes, 1), kAlign))));
+    if (!received.data) {
+        throw std::bad_alloc();
+    }
+    received.nbytes = head.nbytes;
+    received.dtype = static_cast<DType>(head.dtype);
+    received.itemsize = head.itemsize;
+    received.text = from.text;
+    received.shape.assign(from.shape.dims.begin(), from.shape.dims.begin() + from.shape.ndim);
+    call.output = received.data.get();
+}
+
+}  // namespace aiodist

@@ -1,0 +1,525 @@
+#include "communicator.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "collectives/operation.hpp"
+#include "shm/memory.hpp"
+
+namespace aiodist {
+namespace {
+
+// Small calls matched in one go before a large one gets its next segment.
+constexpr int kMatchesAtOnce = 64;
+
+}  // namespace
+
+/// The right to advance, waited for: for the rare callers that must have it. Holders never wait for anything, so the wait is short.
+class Communicator::Claim {
+   public:
+    explicit Claim(Communicator& communicator) : communicator_(communicator) {
+        // acquire: pairs with the release of the last holder
+        while (communicator_.claim_.exchange(true, std::memory_order_acquire)) {
+            std::this_thread::yield();
+        }
+    }
+    ~Claim() {
+        communicator_.claim_.store(false, std::memory_order_seq_cst);  // before the load of again_: see progress()
+        if (communicator_.again_.load(std::memory_order_seq_cst)) {
+            communicator_.progress();
+        }
+    }
+    Claim(const Claim&) = delete;
+    Claim& operator=(const Claim&) = delete;
+
+   private:
+    Communicator& communicator_;
+};
+
+std::uint64_t Communicator::reserve(Engine& engine, const Tuning& tuning, std::uint64_t id, int rank, int size) {
+    const std::uint64_t offset = engine.arena().allocate(channel_nbytes(tuning));
+    auto* const block = new (engine.arena().at(offset)) ChannelBlock{};
+    block->magic = kChannelMagic;
+    block->id = id;
+    block->rank = rank;
+    block->size = size;
+    block->abort_from.store(kNever, std::memory_order_relaxed);  // published with the offset, over the control plane
+    return offset;
+}
+
+std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Engine> engine, Options options) {
+    std::shared_ptr<Communicator> communicator(new Communicator(engine, std::move(options)));
+    engine->add(communicator);
+    return communicator;
+}
+
+Communicator::Communicator(std::shared_ptr<Engine> engine, Options options)
+    : engine_(std::move(engine)), options_(std::move(options)), headers_(options_.members.size()) {
+    const std::size_t slots_at = round_up(sizeof(ChannelBlock), kLine);
+    for (const MemberAddress& address : options_.members) {
+        const std::byte* const at = address.process->arena->at(address.block_offset, channel_nbytes(tuning()));
+        const auto* const block = reinterpret_cast<const ChannelBlock*>(at);
+        const int q = static_cast<int>(members_.size());
+        if (at == nullptr || block->magic != kChannelMagic || block->id != options_.id || block->rank != q ||
+            block->size != static_cast<int>(options_.members.size())) {
+            throw std::runtime_error("rank " + std::to_string(q) + " of group '" + name() + "' published a block that is not one");
+        }
+        members_.push_back({address.process, block, at + slots_at, 0, 0});
+        if (std::find(processes_.begin(), processes_.end(), address.process) == processes_.end()) {
+            processes_.push_back(address.process);
+        }
+    }
+    std::byte* const own = engine_->arena().at(options_.block_offset);
+    block_ = reinterpret_cast<ChannelBlock*>(own);
+    slots_ = own + slots_at;
+    home_.store(std::this_thread::get_id(), std::memory_order_relaxed);  // a hint for one error text
+}
+
+Communicator::~Communicator() = default;
+
+std::size_t Communicator::staging_nbytes() const noexcept {
+    return members_.size() * tuning().depth * std::size_t{tuning().segment_nbytes};
+}
+
+std::byte* Communicator::slot(std::uint64_t seq) const noexcept { return slots_ + seq % tuning().slots * slot_stride(tuning()); }
+
+FailurePtr Communicator::failure() const {
+    const std::lock_guard lock(issue_mutex_);
+    return failure_;
+}
+
+// --- Issuing ---------------------------------------------------------------------------------------------------------------------
+
+RequestRef Communicator::start(Call&& call, Clock::duration timeout) {
+    ensure_staging(call);
+    RequestRef request = RequestRef::adopt(new Request(shared_from_this(), std::move(call)));
+    request->timeout = timeout;
+    request->deadline = Clock::now() + timeout;
+    home_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    {
+        const std::lock_guard lock(issue_mutex_);
+        if (failure_) {
+            request->finish(failure_);
+            return request;
+        }
+        request->seq = next_seq_++;
+        pending_.fetch_add(1, std::memory_order_relaxed);
+        unposted_.push(request);
+    }
+    progress();
+    return request;
+}
+
+RequestRef Communicator::drained() {
+    RequestRef request = RequestRef::adopt(new Request(shared_from_this(), Call{}));
+    const std::lock_guard lock(issue_mutex_);
+    if (pending_.load(std::memory_order_relaxed) == 0) {  // settle() decrements under the same mutex
+        request->finish(nullptr);
+    } else {
+        draining_.push_back(request);
+    }
+    return request;
+}
+
+void Communicator::ensure_staging(const Call& call) {
+    if (call.nbytes <= tuning().slot_nbytes || call.refused || size() == 1) {
+        return;
+    }
+    const std::lock_guard lock(issue_mutex_);
+    if (staging_ == nullptr) {
+        staging_offset_ = engine_->arena().allocate(staging_nbytes());
+        staging_ = engine_->arena().at(staging_offset_);
+    }
+}
+
+void Communicator::hand_over(Request& request) {
+    {
+        const std::lock_guard lock(issue_mutex_);
+        if (request.done() || request.engine_serves) {
+            return;
+        }
+        request.engine_serves = true;
+        engine_requests_.fetch_add(1, std::memory_order_seq_cst);  // before the load of asleep_ in wake()
+    }
+    engine_->wake();
+}
+
+void Communicator::unhelp() noexcept {
+    // seq_cst: the engine that saw a helper and went to sleep is woken here, or it sees that there is none
+    if (helpers_.fetch_sub(1, std::memory_order_seq_cst) == 1 && serves_engine()) {
+        engine_->wake();
+    }
+}
+
+std::optional<int> Communicator::waits_for_this_thread(const Request& request) const {
+    const std::thread::id here = std::this_thread::get_id();
+    for (int q = 0; q < size(); ++q) {
+        const Member& one = member(q);
+        if (q == rank() || !one.process->self || one.block->posted.load(std::memory_order_relaxed) > request.seq) {
+            continue;
+        }
+        const auto local = engine_->local(*this, q);
+        if (local && local->home_.load(std::memory_order_relaxed) == here) {
+            return q;
+        }
+    }
+    return std::nullopt;
+}
+
+// --- Advancing -------------------------------------------------------------------------------------------------------------------
+
+bool Communicator::progress() {
+    bool moved = false;
+    while (true) {
+        if (claim_.exchange(true, std::memory_order_acquire)) {  // pairs with the holder's store below
+            // Leave a note and look again. Holder: store claim = false, load again. We: store again = true, load claim. All seq_cst, so
+            // one of us sees the other and what we came for is not lost.
+            again_.store(true, std::memory_order_seq_cst);
+            if (claim_.load(std::memory_order_seq_cst)) {
+                return moved;
+            }
+            continue;
+        }
+        if (again_.load(std::memory_order_relaxed)) {  // a note left from here on stays: only holders clear
+            // seq_cst: a clearing that lingered past the loads of advance() could wipe out a later note
+            again_.store(false, std::memory_order_seq_cst);
+        }
+        moved = advance() || moved;
+        claim_.store(false, std::memory_order_seq_cst);
+        if (!again_.load(std::memory_order_seq_cst)) {
+            return moved;
+        }
+    }
+}
+
+bool Communicator::advance() {
+    bool moved = post();
+    for (int i = 0; i < kMatchesAtOnce && match(); ++i) {
+        moved = true;
+    }
+    moved = move_large() || moved;
+    return post() || moved;
+}
+
+bool Communicator::may_post(std::uint64_t seq) {
+    const std::uint64_t slots = tuning().slots;
+    if (seq < slots) {
+        return true;
+    }
+    const std::uint64_t needed = seq - slots + 1;
+    if (consumed_ < needed) {
+        return false;
+    }
+    for (Member& one : members_) {
+        if (one.consumed < needed) {
+            one.consumed = one.block->consumed.load(std::memory_order_seq_cst);  // may be the last look before a sleep
+            if (one.consumed < needed) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+bool Communicator::post() {
+    bool moved = false;
+    while (true) {
+        RequestRef request;
+        {
+            const std::lock_guard lock(issue_mutex_);
+            Request* const next = unposted_.front();
+            if (next == nullptr || !may_post(next->seq)) {
+                break;
+            }
+            request = unposted_.pop();
+        }
+        write_slot(*request.get());
+        publish_quietly(block_->posted, request->seq + 1);
+        posted_.push(std::move(request));
+        moved = true;
+    }
+    if (moved) {
+        for (const auto& process : processes_) {
+            process->wake_sleepers();
+        }
+    }
+    return moved;
+}
+
+void Communicator::write_slot(Request& request) {
+    const Call& call = request.call;
+    std::byte* const at = slot(request.seq);
+    Header head{};
+    head.seq = request.seq;
+    head.kind = static_cast<std::uint8_t>(call.refused ? HeaderKind::refused : HeaderKind::call);
+    head.collective = static_cast<std::uint8_t>(call.collective);
+    head.op = static_cast<std::uint8_t>(call.op);
+    head.dtype = static_cast<std::uint8_t>(call.dtype);
+    head.axis = call.axis;
+    head.ndim = call.shape.ndim;
+    head.flags = call.flags;
+    head.root = call.root;
+    head.site = call.site;
+    head.nbytes = call.nbytes;
+    head.itemsize = call.itemsize;
+    const std::size_t shape_nbytes = call.shape.ndim * sizeof(std::uint64_t);
+    const std::size_t text_nbytes = std::min(call.text.size(), kMetaNbytes - sizeof(Header) - shape_nbytes - 16);
+    head.extra_nbytes = static_cast<std::uint32_t>(text_nbytes);
+    head.input_offset = engine_->arena().offset_of(call.input, call.nbytes).value_or(kNoOffset);
+    head.output_offset = engine_->arena().offset_of(call.output, 1).value_or(kNoOffset);
+    head.staging_offset = staging_offset_;
+    std::memcpy(at, &head, sizeof head);
+    std::memcpy(at + sizeof head, call.shape.dims.data(), shape_nbytes);
+    if (text_nbytes != 0) {
+        std::memcpy(at + sizeof head + shape_nbytes, call.text.data(), text_nbytes);
+    }
+    const bool carries = call.input != nullptr && call.nbytes <= tuning().slot_nbytes &&
+                         (call.collective != Collective::broadcast || call.root == rank());
+    if (carries) {
+        std::memcpy(at + round_up(sizeof head + shape_nbytes + text_nbytes, 16), call.input, call.nbytes);
+    }
+}
+
+bool Communicator::arrived(std::uint64_t seq) {
+    for (Member& one : members_) {
+        if (one.posted <= seq) {
+            one.posted = one.block->posted.load(std::memory_order_seq_cst);  // acquires the slot; may be the last look before a sleep
+            if (one.posted <= seq) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+bool Communicator::match() {
+    Request* const head = posted_.front();
+    if (head == nullptr || !arrived(head->seq)) {
+        return false;
+    }
+    const RequestRef request = RequestRef::share(head);
+    const std::uint64_t seq = head->seq;
+    FailurePtr failure;
+    for (int q = 0; q < size() && !failure; ++q) {
+        if (!read_header(q, seq, headers_[static_cast<std::size_t>(q)])) {
+            failure = std::make_shared<Failure>(
+                Failure{FailureKind::transport, describe(*head) + ": the header of rank " + std::to_string(q) + " is damaged", {q}});
+        }
+    }
+    if (!failure) {
+        failure = verdict(*head);
+    }
+    std::unique_ptr<Operation> operation;
+    if (!failure) {
+        try {
+            if (all_small()) {
+                complete_small(*this, *head);
+            } else {
+                operation = make_operation(*this, *head);
+                if (!operation->sound()) {
+                    failure = std::make_shared<Failure>(Failure{FailureKind::transport, describe(*head) + ": an address in a header is damaged", {}});
+                }
+            }
+        } catch (const std::bad_alloc&) {
+            failure = std::make_shared<Failure>(Failure{FailureKind::transport, describe(*head) + ": no memory for the result", {}});
+        }
+    }
+    if (failure && failure->kind != FailureKind::refused) {
+        break_group(std::move(failure));
+        return true;
+    }
+    if (aborted_by_peer(seq)) {  // after the last read of peer memory
+        break_group(aborts(seq));
+        return true;
+    }
+    (void)posted_.pop();
+    consumed_ = seq + 1;
+    publish(block_->consumed, consumed_);
+    if (operation && !failure) {
+        large_.push_back({request, std::move(operation)});
+        if ((request->call.flags & kWildcard) != 0) {
+            hand_over(*request.get());  // its rank could not know that it would be large
+        }
+    } else {
+        settle(request, std::move(failure));
+    }
+    return true;
+}
+
+bool Communicator::move_large() {
+    if (large_.empty()) {
+        return false;
+    }
+    Moving& moving = large_.front();
+    if (moving.operation->step()) {
+        moving_.store(true, std::memory_order_relaxed);  // a hint, see the header
+        return true;
+    }
+    moving_.store(false, std::memory_order_relaxed);
+    if (!moving.operation->finished()) {
+        return false;
+    }
+    const RequestRef request = moving.request;
+    if (aborted_by_peer(request->seq)) {  // what was read from peers since may not be what they meant
+        break_group(aborts(request->seq));
+        return true;
+    }
+    large_.pop_front();
+    settle(request, nullptr);
+    return true;
+}
+
+void Communicator::publish_quietly(Word& word, std::uint64_t value) noexcept {
+    word.store(value, std::memory_order_seq_cst);  // releases the data it stands for; before the sleepers load in wake_sleepers()
+}
+
+void Communicator::publish(Word& word, std::uint64_t value) noexcept {
+    publish_quietly(word, value);
+    for (const auto& process : processes_) {
+        process->wake_sleepers();
+    }
+}
+
+void Communicator::settle(RequestRef request, FailurePtr failure) {
+    std::vector<RequestRef> drained;
+    {
+        const std::lock_guard lock(issue_mutex_);
+        if (request->engine_serves) {
+            engine_requests_.fetch_sub(1, std::memory_order_relaxed);
+        }
+        if (pending_.fetch_sub(1, std::memory_order_relaxed) == 1) {
+            drained.swap(draining_);
+        }
+        request->finish(std::move(failure));
+    }
+    for (const RequestRef& waiting : drained) {
+        waiting->finish(nullptr);
+    }
+}
+
+// --- Giving up -------------------------------------------------------------------------------------------------------------------
+
+const Request* Communicator::lowest_pending() const {
+    const Request* lowest = large_.empty() ? nullptr : large_.front().request.get();
+    for (const Request* other : {static_cast<const Request*>(posted_.front()), static_cast<const Request*>(unposted_.front())}) {
+        if (other != nullptr && (lowest == nullptr || other->seq < lowest->seq)) {
+            lowest = other;
+        }
+    }
+    return lowest;
+}
+
+void Communicator::break_group(FailurePtr failure) {
+    std::uint64_t from = 0;
+    {
+        const std::lock_guard lock(issue_mutex_);
+        if (!failure_) {
+            failure_ = failure;
+        }
+        const Request* const lowest = lowest_pending();
+        from = lowest == nullptr ? next_seq_ : lowest->seq;
+        broken_.store(true, std::memory_order_release);  // pairs with failure(): only a hint that there is one
+    }
+    if (block_->abort_from.load(std::memory_order_relaxed) == kNever) {  // only this thread writes it: we hold the claim
+        const std::size_t nbytes = std::min(failure_->text.size(), kReasonNbytes - 1);
+        std::memcpy(block_->reason, failure_->text.data(), nbytes);
+        block_->reason[nbytes] = '\0';
+        publish(block_->abort_from, from);
+    }
+    fail_all(failure_);
+}
+
+void Communicator::fail_all(const FailurePtr& failure) {
+    while (!large_.empty()) {
+        const RequestRef request = large_.front().request;
+        large_.pop_front();
+        settle(request, failure);
+    }
+    while (RequestRef request = posted_.pop()) {
+        settle(std::move(request), failure);
+    }
+    while (true) {
+        RequestRef request;
+        {
+            const std::lock_guard lock(issue_mutex_);
+            request = unposted_.pop();
+        }
+        if (!request) {
+            return;
+        }
+        settle(std::move(request), failure);
+    }
+}
+
+void Communicator::abort(FailureKind kind, const std::string& reason) {
+    const Claim claim(*this);
+    if (!broken_.load(std::memory_order_relaxed) && !closed()) {
+        break_group(std::make_shared<Failure>(Failure{kind, reason, {rank()}}));
+    }
+}
+
+void Communicator::check(TimePoint now) {
+    progress();
+    const Claim claim(*this);
+    if (broken_.load(std::memory_order_relaxed) || closed()) {
+        return;
+    }
+    FailurePtr trouble;
+    {
+        const std::lock_guard lock(issue_mutex_);
+        trouble = look_for_trouble(now);
+    }
+    if (!trouble) {
+        hear_refusals();
+        return;
+    }
+    while (advance()) {  // what was posted before counts
+    }
+    {
+        const std::lock_guard lock(issue_mutex_);
+        trouble = look_for_trouble(now);
+    }
+    if (trouble) {
+        break_group(std::move(trouble));
+    }
+}
+
+void Communicator::close() {
+    {
+        const Claim claim(*this);
+        if (closed()) {
+            return;
+        }
+        const auto failure = std::make_shared<Failure>(Failure{FailureKind::closed, "group '" + name() + "' is closed", {}});
+        {
+            const std::lock_guard lock(issue_mutex_);
+            failure_ = failure;
+        }
+        fail_all(failure);
+        closed_.store(true, std::memory_order_release);  // pairs with closed()
+        publish(block_->left, 1);
+    }
+    engine_->remove(*this);
+}
+
+bool Communicator::try_free() {
+    for (const Member& one : members_) {
+        if (one.block == block_ || one.process->dead.load(std::memory_order_relaxed)) {
+            continue;
+        }
+        // A block that is another's by now was freed by its owner, who had seen everybody leave.
+        const bool same = one.block->magic == kChannelMagic && one.block->id == options_.id;
+        if (same && one.block->left.load(std::memory_order_acquire) == 0) {  // acquire: its last reads came before
+            return false;
+        }
+    }
+    engine_->arena().release(options_.block_offset);
+    if (staging_ != nullptr) {
+        engine_->arena().release(staging_offset_);
+    }
+    return true;
+}
+
+}  // namespace aiodist

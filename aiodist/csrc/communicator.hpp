@@ -1,0 +1,182 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "engine.hpp"
+#include "request.hpp"
+#include "shm/arena.hpp"
+
+namespace aiodist {
+
+class Operation;
+
+/// A header as it was copied out of a member's slot, checked as far as one can be alone.
+struct HeaderCopy {
+    Header head;
+    Shape shape;
+    std::string text;
+    const std::byte* payload = nullptr;  // in the slot; valid until the call is consumed
+};
+
+/// One member of a channel, as its peers see it.
+struct Member {
+    std::shared_ptr<Process> process;
+    const ChannelBlock* block = nullptr;  // in the member's arena: untrusted
+    const std::byte* slots = nullptr;
+    std::uint64_t posted = 0;    // last values seen, so that a flag is loaded only while it matters
+    std::uint64_t consumed = 0;
+};
+
+/// Where a member's block lies: `process` is an index that Engine::attach returned.
+struct MemberAddress {
+    std::shared_ptr<Process> process;
+    std::uint64_t block_offset = 0;
+};
+
+/// One member of one group or channel.
+///
+/// Calls take their place in start(), which any thread may call. Everything after that (posting headers, comparing them, moving data)
+/// is done by whoever holds the claim: the caller, a loop that the bell woke, a blocked thread, or the engine thread.
+class Communicator : public std::enable_shared_from_this<Communicator> {
+   public:
+    struct Options {
+        std::string name;
+        std::uint64_t id = 0;  // the same on all members; tells this channel's block from a later one in the same place
+        int rank = 0;
+        Tuning tuning{};
+        std::uint64_t block_offset = 0;  // from reserve(), in the engine's arena
+        std::vector<MemberAddress> members;
+    };
+
+    /// Makes this member's block, to be published before the peers are known. Returns its offset. Throws NoMemory.
+    static std::uint64_t reserve(Engine& engine, const Tuning& tuning, std::uint64_t id, int rank, int size);
+    static std::shared_ptr<Communicator> create(std::shared_ptr<Engine> engine, Options options);
+    ~Communicator();
+
+    /// Takes the call's place in the order and starts it. Never blocks on a peer.
+    RequestRef start(Call&& call, Clock::duration timeout);
+    /// A request that is done once all calls before it are.
+    RequestRef drained();
+    /// Advances what can be advanced; false if nothing moved (or another thread is at it).
+    bool progress();
+    /// Looks at aborts, deaths, goodbyes and deadlines. Called a few times a second while calls are pending.
+    void check(TimePoint now);
+    void abort(FailureKind kind, const std::string& reason);
+    /// Says goodbye; pending calls fail. The block is freed once no peer reads it.
+    void close();
+
+    const std::string& name() const noexcept { return options_.name; }
+    int rank() const noexcept { return options_.rank; }
+    int size() const noexcept { return static_cast<int>(members_.size()); }
+    Engine& engine() const noexcept { return *engine_; }
+    const Tuning& tuning() const noexcept { return options_.tuning; }
+    FailurePtr failure() const;
+    bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }  // pairs with close()
+    /// The rank of a member of this process that has yet to make call `seq` and whose calls come from the present thread, if there is one:
+    /// blocking this thread would block it too.
+    std::optional<int> waits_for_this_thread(const Request& request) const;
+    bool serves_engine() const noexcept {
+        return engine_requests_.load(std::memory_order_seq_cst) > 0 &&  // pairs with hand_over()
+               helpers_.load(std::memory_order_seq_cst) == 0;            // pairs with unhelp()
+    }
+    bool idle() const noexcept { return pending_.load(std::memory_order_relaxed) == 0; }  // a hint, as above
+    /// True while a large call has more steps: a hint for whoever drained the bell.
+    bool moving() const noexcept { return moving_.load(std::memory_order_relaxed); }
+    std::uint64_t id() const noexcept { return options_.id; }
+    /// Hands a pending request to the engine thread.
+    void hand_over(Request& request);
+    /// While a thread blocks in a call it does the engine's work for this communicator.
+    void help() noexcept { helpers_.fetch_add(1, std::memory_order_seq_cst); }
+    void unhelp() noexcept;
+    /// True once no peer can read the block any more; then it has been freed.
+    bool try_free();
+
+    // For operations, under the claim.
+    ChannelBlock& mine() const noexcept { return *block_; }
+    const Member& member(int q) const noexcept { return members_[static_cast<std::size_t>(q)]; }
+    const HeaderCopy& header(int q) const noexcept { return headers_[static_cast<std::size_t>(q)]; }
+    std::byte* staging() const noexcept { return staging_; }
+    std::size_t staging_nbytes() const noexcept;
+    /// Stores a flag of mine and wakes who sleeps on it.
+    void publish(Word& word, std::uint64_t value) noexcept;
+    void publish_quietly(Word& word, std::uint64_t value) noexcept;
+    bool aborted_by_peer(std::uint64_t seq) const noexcept;
+    std::string describe(const Request& request) const;
+
+   private:
+    struct Moving {
+        RequestRef request;
+        std::unique_ptr<Operation> operation;
+    };
+    class Claim;
+
+    Communicator(std::shared_ptr<Engine> engine, Options options);
+    bool advance();
+    bool move_large();
+    bool post();
+    bool may_post(std::uint64_t seq);
+    void write_slot(Request& request);
+    bool match();
+    bool arrived(std::uint64_t seq);
+    bool read_header(int q, std::uint64_t seq, HeaderCopy& copy);
+    bool all_small() const noexcept;
+    FailurePtr verdict(const Request& request) const;
+    FailurePtr refusals(const Request& request) const;
+    void hear_refusals();
+    FailurePtr mismatch(const Request& request) const;
+    std::string describe(int q, const HeaderCopy& copy) const;
+    void settle(RequestRef request, FailurePtr failure);
+    void break_group(FailurePtr failure);
+    void fail_all(const FailurePtr& failure);
+    FailurePtr look_for_trouble(TimePoint now) const;
+    FailurePtr aborts(std::uint64_t lowest) const;
+    FailurePtr losses(const Request& request) const;
+    FailurePtr timed_out(const Request& request) const;
+    const Request* earliest_overdue(TimePoint now) const;
+    const Request* lowest_pending() const;
+    std::vector<int> waited_for(const Request& request) const;
+    void ensure_staging(const Call& call);
+    std::byte* slot(std::uint64_t seq) const noexcept;
+
+    std::shared_ptr<Engine> engine_;
+    Options options_;
+    std::vector<Member> members_;
+    std::vector<HeaderCopy> headers_;
+    std::vector<std::shared_ptr<Process>> processes_;  // each once, this one included
+    ChannelBlock* block_ = nullptr;
+    std::byte* slots_ = nullptr;
+    std::byte* staging_ = nullptr;
+    std::uint64_t staging_offset_ = kNoOffset;
+
+    mutable std::mutex issue_mutex_;  // next_seq_, unposted_, draining_, failure_
+    std::uint64_t next_seq_ = 0;
+    RequestQueue unposted_;
+    std::vector<RequestRef> draining_;
+    FailurePtr failure_;
+    std::atomic<bool> broken_{false};
+    std::atomic<bool> closed_{false};
+    std::atomic<std::thread::id> home_;
+
+    // One thread at a time advances; the others leave a note. See progress().
+    std::atomic<bool> claim_{false};
+    std::atomic<bool> again_{false};
+    RequestQueue posted_;             // headers written, not yet matched
+    std::deque<Moving> large_;        // matched, data still moving, one after the other
+    std::uint64_t consumed_ = 0;
+
+    std::atomic<std::uint32_t> pending_{0};
+    std::atomic<std::int32_t> engine_requests_{0};
+    std::atomic<std::int32_t> helpers_{0};
+    std::atomic<bool> moving_{false};
+};
+
+}  // namespace aiodist

@@ -1,0 +1,449 @@
+#include "engine.hpp"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+
+#include "communicator.hpp"
+
+namespace aiodist {
+namespace {
+
+constexpr std::int64_t kAsleep = std::numeric_limits<std::int64_t>::max();
+// After the last pending call the engine still looks around this long before it sleeps without limit: a loop of calls does not have to
+// wake it for each.
+constexpr std::chrono::seconds kLinger{2};
+// About 5 µs of pauses where everybody may have a core, none where a pause would burn the core that a peer needs.
+constexpr unsigned kPauses = 150;
+
+std::int64_t ns(TimePoint at) { return std::chrono::duration_cast<std::chrono::nanoseconds>(at.time_since_epoch()).count(); }
+
+int usable_cores() {
+    cpu_set_t set;
+    return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+std::atomic<std::int32_t> pid_now{0};
+
+}  // namespace
+
+std::int32_t present_pid() noexcept {
+    // A system call less for every collective: the value changes only in a forked child, where the handler below stores it.
+    static const int registered = ::pthread_atfork(nullptr, nullptr, [] { pid_now.store(::getpid(), std::memory_order_relaxed); });
+    (void)registered;
+    if (pid_now.load(std::memory_order_relaxed) == 0) {
+        pid_now.store(::getpid(), std::memory_order_relaxed);
+    }
+    return pid_now.load(std::memory_order_relaxed);  // one thread only exists in a fresh child: nothing to order
+}
+
+std::shared_ptr<Engine> Engine::create() { return std::shared_ptr<Engine>(new Engine); }
+
+Engine::Engine() : arena_(Arena::create()), self_(std::make_shared<Process>()), deaths_(::epoll_create1(EPOLL_CLOEXEC)), pid_(present_pid()) {
+    if (!deaths_) {
+        throw_errno("epoll_create1");
+    }
+    self_->arena = std::make_shared<PeerArena>(arena_->share_fd());
+    self_->pid = pid_;
+    self_->self = true;
+    self_->pidfd = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
+    if (!self_->pidfd) {
+        throw_errno("pidfd_open");
+    }
+}
+
+Engine::~Engine() { stop(); }
+
+ProcessFds Engine::fds() const noexcept { return {arena_->share_fd(), self_->bell.fd(), self_->pidfd.get(), pid_}; }
+
+std::shared_ptr<Process> Engine::attach(Fd arena, Fd bell, Fd pidfd, std::int32_t pid) {
+    auto process = std::make_shared<Process>();
+    process->arena = std::make_shared<PeerArena>(arena.get());
+    process->bell = Bell(std::move(bell));
+    process->pidfd = std::move(pidfd);
+    process->pid = pid;
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = process->pidfd.get();
+    if (::epoll_ctl(deaths_.get(), EPOLL_CTL_ADD, process->pidfd.get(), &event) != 0) {
+        throw_errno("watching the process of a peer");
+    }
+    {
+        const std::lock_guard lock(mutex_);
+        processes_.push_back(process);
+    }
+    ensure_thread();  // holds the life word that the peers watch
+    return process;
+}
+
+void Engine::add(std::shared_ptr<Communicator> communicator) {
+    const std::lock_guard lock(mutex_);
+    if (communicator->size() > ranks_here_.load(std::memory_order_relaxed)) {  // a hint for the waiting policy
+        ranks_here_.store(communicator->size(), std::memory_order_relaxed);
+    }
+    communicators_.push_back(std::move(communicator));
+}
+
+void Engine::remove(const Communicator& communicator) {
+    std::shared_ptr<Communicator> closed;
+    {
+        const std::lock_guard lock(mutex_);
+        const auto found = std::find_if(communicators_.begin(), communicators_.end(), [&](const auto& one) { return one.get() == &communicator; });
+        if (found == communicators_.end()) {
+            return;
+        }
+        closed = *found;
+        communicators_.erase(found);
+        graveyard_.push_back(closed);
+        std::erase_if(graveyard_, [](const auto& one) { return one->try_free(); });
+    }
+}
+
+std::vector<std::shared_ptr<Communicator>> Engine::communicators() const {
+    const std::lock_guard lock(mutex_);
+    return communicators_;
+}
+
+std::shared_ptr<Communicator> Engine::local(const Communicator& channel, int q) const {
+    for (auto& one : communicators()) {
+        if (one->id() == channel.id() && one->rank() == q) {
+            return one;
+        }
+    }
+    return nullptr;
+}
+
+// --- Call sites --------------------------------------------------------------------------------------------------------------------
+
+std::uint32_t Engine::site(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    const auto known = sites_.find(text);
+    if (known != sites_.end()) {
+        return known->second;
+    }
+    ArenaHeader& header = arena_->header();
+    const std::uint32_t index = header.site_count.load(std::memory_order_relaxed);
+    if (index == kSiteCount) {
+        return 0;
+    }
+    // The end of a long path says more than its beginning.
+    const std::size_t skipped = text.size() < kSiteNbytes ? 0 : text.size() - (kSiteNbytes - 1);
+    std::memcpy(header.sites[index].text, text.c_str() + skipped, text.size() - skipped + 1);
+    header.site_count.store(index + 1, std::memory_order_release);  // pairs with the acquire in site_text()
+    sites_.emplace(text, index + 1);
+    return index + 1;
+}
+
+std::string Engine::site_text(const Process& process, std::uint32_t index) const {
+    const ArenaHeader& header = process.arena->header();
+    if (index == 0 || index > std::min<std::uint32_t>(header.site_count.load(std::memory_order_acquire), kSiteCount)) {
+        return {};
+    }
+    char text[kSiteNbytes];
+    std::memcpy(text, header.sites[index - 1].text, sizeof text);
+    text[kSiteNbytes - 1] = '\0';
+    return std::string(" at ") + text;
+}
+
+// --- Progress by callers -----------------------------------------------------------------------------------------------------------
+
+bool Engine::poll() {
+    bool moved = false;
+    for (const auto& communicator : communicators()) {
+        moved = communicator->progress() || moved;
+    }
+    return moved;
+}
+
+void Engine::on_bell() {
+    self_->bell.drain();
+    bool more = false;
+    for (const auto& communicator : communicators()) {
+        more = (communicator->progress() && communicator->moving()) || more;
+    }
+    if (more) {
+        self_->bell.ring();  // who sleeps for the large call would miss what we have drained
+    }
+}
+
+void Engine::sleepers_add(std::int64_t delta) noexcept {
+    // seq_cst: before the last look at the flags, see Process::wake_sleepers
+    arena_->header().sleepers.fetch_add(static_cast<std::uint64_t>(delta), std::memory_order_seq_cst);
+}
+
+unsigned Engine::pauses() const noexcept {
+    static const int cores = usable_cores();
+    return ranks_here_.load(std::memory_order_relaxed) <= cores ? kPauses : 0;  // a hint
+}
+
+bool Engine::spin(Request& request, Clock::duration at_most) {
+    Communicator& communicator = *request.communicator();
+    const TimePoint until = Clock::now() + at_most;
+    do {
+        communicator.progress();
+        if (request.done()) {
+            return true;
+        }
+        pause();
+    } while (Clock::now() < until);
+    return false;
+}
+
+Engine::Wait Engine::wait(Request& request, TimePoint until) {
+    thread_local const auto port = std::make_shared<Port>();
+    thread_local std::vector<std::uint64_t> ids;
+    struct Help {
+        explicit Help(Communicator& communicator) : communicator_(communicator) { communicator_.help(); }
+        ~Help() { communicator_.unhelp(); }
+        Communicator& communicator_;
+    };
+    Communicator& communicator = *request.communicator();
+    const Help help(communicator);
+    Backoff backoff(pauses());
+    bool registered = false;
+    TimePoint next_check = Clock::now() + kSlice;
+    while (true) {
+        const bool moved = communicator.progress();
+        if (request.done()) {
+            return Wait::done;
+        }
+        if (moved) {
+            backoff.reset();
+            continue;
+        }
+        if (backoff.wait()) {
+            continue;
+        }
+        if (!registered && !request.add_waiter(port, 0)) {
+            return Wait::done;
+        }
+        registered = true;
+        sleepers_add(1);
+        bool undisturbed = true;
+        if (!communicator.progress() && !request.done()) {
+            const TimePoint now = Clock::now();
+            undisturbed = sleep_on(bell_fd(), port->fd(), -1, std::min<Clock::duration>(kSlice, std::max(until, now) - now));
+        }
+        sleepers_add(-1);
+        port->take(ids);
+        on_bell();
+        backoff.reset();
+        const TimePoint now = Clock::now();
+        if (now >= next_check) {
+            next_check = now + kSlice;
+            communicator.check(now);
+        }
+        if (request.done()) {
+            return Wait::done;
+        }
+        if (!undisturbed || now >= until) {
+            request.remove_waiter(0);
+            return undisturbed ? Wait::expired : Wait::interrupted;
+        }
+    }
+}
+
+// --- The engine thread -------------------------------------------------------------------------------------------------------------
+
+void Engine::ensure_thread() {
+    const std::lock_guard lock(mutex_);
+    if (thread_.joinable() || stopping_.load(std::memory_order_relaxed)) {
+        return;
+    }
+    sigset_t all;
+    sigset_t before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for Python's threads
+    thread_ = std::thread([this] { run(); });
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Engine::wake() {
+    ensure_thread();
+    // The work was stored before (seq_cst); the thread stores asleep_ and looks at its work again, so it sees the work or we see asleep_.
+    if (asleep_.load(std::memory_order_seq_cst)) {
+        wake_.ring();
+    }
+}
+
+void Engine::watch(TimePoint deadline) {
+    const std::int64_t latest = std::min(ns(deadline), ns(Clock::now() + 2 * kSlice));
+    if (next_look_.load(std::memory_order_seq_cst) > latest || next_look_.load(std::memory_order_relaxed) == 0) {
+        wake();
+    }
+}
+
+void Engine::join() {
+    std::thread thread;
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_.store(true, std::memory_order_seq_cst);  // read by the thread after the ring below
+        thread.swap(thread_);
+    }
+    if (thread.joinable()) {
+        wake_.ring();
+        thread.join();
+    }
+}
+
+void Engine::rest() {
+    {
+        const std::lock_guard lock(mutex_);
+        std::erase_if(graveyard_, [](const auto& one) { return one->try_free(); });
+        if (!communicators_.empty()) {
+            return;
+        }
+    }
+    join();
+    const std::lock_guard lock(mutex_);
+    stopping_.store(false, std::memory_order_relaxed);  // no thread reads it now
+    next_look_.store(0, std::memory_order_relaxed);
+}
+
+void Engine::leave_all() {
+    for (const auto& communicator : communicators()) {
+        communicator->close();
+    }
+}
+
+void Engine::stop() {
+    join();
+    const std::lock_guard lock(mutex_);
+    graveyard_.clear();
+    communicators_.clear();
+}
+
+void Engine::hold_life_word() noexcept {
+    // The kernel walks this list when the thread dies, before the process's memory is torn down (man 2 set_robust_list).
+    thread_local robust_list_head head;
+    ArenaHeader& header = arena_->header();
+    auto* const node = reinterpret_cast<robust_list*>(&header.robust_next);
+    head.list.next = node;
+    node->next = &head.list;
+    head.futex_offset = static_cast<long>(offsetof(ArenaHeader, life)) - static_cast<long>(offsetof(ArenaHeader, robust_next));
+    head.list_op_pending = nullptr;
+    header.life.store(static_cast<std::uint32_t>(::syscall(SYS_gettid)), std::memory_order_release);  // read by peers' engines
+    (void)::syscall(SYS_set_robust_list, &head, sizeof head);
+}
+
+void Engine::run() noexcept {
+    hold_life_word();
+    Backoff backoff(pauses());
+    TimePoint last_pending = Clock::now();
+    TimePoint next_tick = last_pending;
+    while (!stopping_.load(std::memory_order_seq_cst)) {
+        bool busy = false;
+        if (serve(busy)) {
+            backoff.reset();
+        } else if (!busy || !backoff.wait()) {
+            sleep(busy, last_pending);
+            backoff = Backoff(pauses());
+        }
+        const TimePoint now = Clock::now();
+        if (now >= next_tick || look_for_deaths()) {
+            tick(now);
+            next_tick = now + kSlice;
+        }
+        const auto all = communicators();
+        if (std::any_of(all.begin(), all.end(), [](const auto& one) { return !one->idle(); })) {
+            last_pending = now;
+        }
+    }
+    arena_->header().life.store(0, std::memory_order_release);  // no owner, so no death
+    robust_list_head none{{&none.list}, 0, nullptr};
+    (void)::syscall(SYS_set_robust_list, &none, sizeof none);
+}
+
+bool Engine::serve(bool& busy) {
+    bool moved = false;
+    for (const auto& communicator : communicators()) {
+        if (communicator->serves_engine()) {
+            busy = true;
+            moved = communicator->progress() || moved;
+        }
+    }
+    return moved;
+}
+
+void Engine::sleep(bool busy, TimePoint last_pending) {
+    const TimePoint now = Clock::now();
+    const bool linger = busy || now - last_pending < kLinger;
+    next_look_.store(linger ? ns(now + kSlice) : kAsleep, std::memory_order_seq_cst);  // read in watch()
+    asleep_.store(true, std::memory_order_seq_cst);  // before the last look at the work: see wake()
+    bool work = false;
+    if (!busy) {
+        if (!serve(work) && !work) {
+            sleep_on(wake_.fd(), deaths_.get(), -1, linger ? Clock::duration(kSlice) : std::chrono::hours(1));
+        }
+        asleep_.store(false, std::memory_order_relaxed);  // at worst somebody rings once too often
+        wake_.drain();
+        return;
+    }
+    sleepers_add(1);
+    if (!serve(work)) {
+        sleep_on(wake_.fd(), deaths_.get(), bell_fd(), kSlice);
+    }
+    sleepers_add(-1);
+    asleep_.store(false, std::memory_order_relaxed);  // as above
+    wake_.drain();
+    self_->bell.drain();
+    poll();
+}
+
+bool Engine::look_for_deaths() {
+    std::vector<std::shared_ptr<Process>> processes;
+    {
+        const std::lock_guard lock(mutex_);
+        std::erase_if(processes_, [](const auto& one) { return one.expired(); });
+        for (const auto& one : processes_) {
+            processes.push_back(one.lock());
+        }
+        std::erase(processes, nullptr);
+    }
+    bool news = false;
+    for (const auto& process : processes) {
+        if (process->dead.load(std::memory_order_relaxed)) {
+            continue;
+        }
+        // acquire: what the dead posted before is visible
+        const bool died = (process->arena->header().life.load(std::memory_order_acquire) & FUTEX_OWNER_DIED) != 0;
+        if (died) {
+            process->dead.store(true, std::memory_order_seq_cst);  // flags are looked at once more after this
+            news = true;
+        }
+    }
+    epoll_event events[16];
+    const int count = ::epoll_wait(deaths_.get(), events, 16, 0);
+    for (int i = 0; i < count; ++i) {
+        const int fd = events[i].data.fd;
+        for (const auto& process : processes) {
+            if (process->pidfd.get() == fd && !process->dead.exchange(true, std::memory_order_seq_cst)) {
+                news = true;
+            }
+        }
+        (void)::epoll_ctl(deaths_.get(), EPOLL_CTL_DEL, fd, nullptr);
+    }
+    return news;
+}
+
+void Engine::tick(TimePoint now) {
+    (void)look_for_deaths();
+    for (const auto& communicator : communicators()) {
+        if (!communicator->idle()) {
+            communicator->check(now);
+        }
+    }
+    const std::lock_guard lock(mutex_);
+    std::erase_if(graveyard_, [](const auto& one) { return one->try_free(); });
+}
+
+}  // namespace aiodist

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace aiodist {
+
+// Byte layout of the memory that processes share. A process owns one arena, which it alone writes; its peers map it read-only. Any change
+// here is a change of kLayoutVersion, which peers compare before they attach.
+
+inline constexpr std::uint64_t kArenaMagic = 0x61696f6469737431;    // "aiodist1"
+inline constexpr std::uint64_t kChannelMagic = 0x6368616e6e656c31;  // "channel1"
+inline constexpr std::uint32_t kLayoutVersion = 1;
+inline constexpr std::size_t kPage = 4096;
+// Flags of different writers, or read at different times, lie two cache lines apart: the adjacent-line prefetcher pairs lines.
+inline constexpr std::size_t kLine = 128;
+inline constexpr std::uint64_t kNoOffset = ~std::uint64_t{0};
+inline constexpr std::uint64_t kNever = ~std::uint64_t{0};
+inline constexpr std::size_t kMaxDims = 64;   // numpy's own limit
+inline constexpr std::size_t kMetaNbytes = 1536;  // header, shape and text of a slot, before its payload
+inline constexpr std::size_t kReasonNbytes = 1024;
+inline constexpr std::size_t kSiteNbytes = 128;
+inline constexpr std::size_t kSiteCount = 480;
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
+using Word = std::atomic<std::uint64_t>;
+
+/// One call site, "file:line", NUL-terminated.
+struct Site {
+    char text[kSiteNbytes];
+};
+
+/// First bytes of an arena.
+struct ArenaHeader {
+    std::uint64_t magic;
+    std::uint32_t layout_version;
+    std::int32_t pid;
+    std::uint64_t nbytes;
+    /// Number of this process's threads and loops that sleep or are about to. Pairs with every flag: see Engine::ring.
+    alignas(kLine) Word sleepers;
+    /// A robust futex held by the engine thread: the kernel sets FUTEX_OWNER_DIED in it when the process dies, before memory is torn down.
+    alignas(kLine) std::uint64_t robust_next;
+    std::atomic<std::uint32_t> life;
+    /// Append-only; site_count is stored after the text it counts.
+    alignas(kLine) std::atomic<std::uint32_t> site_count;
+    alignas(kLine) Site sites[kSiteCount];
+};
+
+/// First bytes of what one member writes for one channel; its header slots follow. All words only ever grow, but for `abort_from`.
+struct ChannelBlock {
+    std::uint64_t magic;
+    /// Tells this channel from one that later lies in the same place.
+    std::uint64_t id;
+    std::int32_t rank;
+    std::int32_t size;
+    /// Calls whose slots are written.
+    alignas(kLine) Word posted;
+    /// The lowest call that failed here, kNever while none did. On the line of `posted`, which readers have at hand.
+    Word abort_from;
+    /// Calls whose slots I have read on all members.
+    alignas(kLine) Word consumed;
+    /// Progress of the present large call, each (seq << 32) + rounds.
+    alignas(kLine) Word staged;
+    alignas(kLine) Word reduced;
+    alignas(kLine) Word copied;
+    /// 1 once the member closed the channel.
+    alignas(kLine) Word left;
+    char reason[kReasonNbytes];
+};
+
+/// What a call is, in one slot: this, then ndim shape words, then `extra_nbytes` of text, then (16-byte aligned) a small payload.
+struct Header {
+    std::uint64_t seq;
+    std::uint8_t kind;  // HeaderKind
+    std::uint8_t collective;
+    std::uint8_t op;
+    std::uint8_t dtype;
+    std::int8_t axis;
+    std::uint8_t ndim;
+    std::uint16_t flags;
+    std::int32_t root;
+    std::uint32_t site;
+    std::uint64_t nbytes;
+    std::uint32_t itemsize;
+    std::uint32_t extra_nbytes;
+    std::uint64_t input_offset;    // in the writer's arena, or kNoOffset
+    std::uint64_t output_offset;   // likewise
+    std::uint64_t staging_offset;  // likewise
+};
+static_assert(sizeof(Header) == 64);
+
+enum class HeaderKind : std::uint8_t { call = 1, refused = 2 };
+/// The shape, dtype and nbytes say nothing: a receiver that takes what comes.
+inline constexpr std::uint16_t kWildcard = 1;
+
+/// How a group's rings and stages are cut: resolved by its lowest rank and handed to all with the group's creation, since the protocol
+/// may depend on nothing that ranks could see differently.
+struct Tuning {
+    std::uint32_t slots;           // header slots a member and channel
+    std::uint32_t slot_nbytes;     // payload of a slot: the largest small call
+    std::uint32_t segment_nbytes;  // a piece in flight
+    std::uint32_t depth;           // segments of a chunk staged at once
+};
+
+constexpr std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
+
+constexpr std::size_t slot_stride(const Tuning& tuning) { return round_up(kMetaNbytes + tuning.slot_nbytes, kLine); }
+
+constexpr std::size_t channel_nbytes(const Tuning& tuning) {
+    return round_up(sizeof(ChannelBlock), kLine) + tuning.slots * slot_stride(tuning);
+}
+
+}  // namespace aiodist

@@ -1,0 +1,230 @@
+// Every collective, small and large, on ranks that are threads; then the ways a group can break.
+
+#include <cstdint>
+#include <random>
+
+#include "world.hpp"
+
+namespace aiodist::testing {
+namespace {
+
+constexpr std::chrono::seconds kTimeout{30};
+const Tuning kTuning{8, 1024, 4096, 3};
+
+std::int64_t value(int rank, std::size_t i, int round) { return static_cast<std::int64_t>(i) * 7 + rank * 1'000'003 + round * 31; }
+
+std::vector<std::int64_t> filled(int rank, std::size_t count, int round) {
+    std::vector<std::int64_t> data(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        data[i] = value(rank, i, round);
+    }
+    return data;
+}
+
+void all_reduce(Rank& rank, int size, std::size_t count, int round) {
+    const int r = rank.communicator->rank();
+    const auto input = filled(r, count, round);
+    std::vector<std::int64_t> output(count);
+    const RequestRef request = rank.communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
+    succeed(rank, *request.get());
+    for (std::size_t i = 0; i < count; ++i) {
+        std::int64_t sum = 0;
+        for (int q = 0; q < size; ++q) {
+            sum += value(q, i, round);
+        }
+        expect(output[i] == sum, "all_reduce of " + std::to_string(count) + " at " + std::to_string(i));
+    }
+}
+
+void all_gather(Rank& rank, int size, std::size_t count, int round) {
+    const auto input = filled(rank.communicator->rank(), count, round);
+    std::vector<std::int64_t> output(count * static_cast<std::size_t>(size));
+    const RequestRef request = rank.communicator->start(call_of(Collective::all_gather, DType::int64, input, output), kTimeout);
+    succeed(rank, *request.get());
+    for (std::size_t i = 0; i < output.size(); ++i) {
+        expect(output[i] == value(static_cast<int>(i / count), i % count, round), "all_gather of " + std::to_string(count));
+    }
+}
+
+void reduce_scatter(Rank& rank, int size, std::size_t count, int round) {
+    const int r = rank.communicator->rank();
+    const auto input = filled(r, count * static_cast<std::size_t>(size), round);
+    std::vector<std::int64_t> output(count);
+    const RequestRef request = rank.communicator->start(call_of(Collective::reduce_scatter, DType::int64, input, output, Op::sum), kTimeout);
+    succeed(rank, *request.get());
+    for (std::size_t i = 0; i < count; ++i) {
+        std::int64_t sum = 0;
+        for (int q = 0; q < size; ++q) {
+            sum += value(q, static_cast<std::size_t>(r) * count + i, round);
+        }
+        expect(output[i] == sum, "reduce_scatter of " + std::to_string(count));
+    }
+}
+
+void broadcast(Rank& rank, int root, std::size_t count, int round) {
+    const int r = rank.communicator->rank();
+    std::vector<std::int64_t> data = r == root ? filled(root, count, round) : std::vector<std::int64_t>();
+    Call call;
+    call.collective = Collective::broadcast;
+    call.root = root;
+    std::vector<std::int64_t> copy(count);
+    if (r == root) {
+        call = call_of(Collective::broadcast, DType::int64, data, copy);
+        call.root = root;
+    } else {
+        call.flags = kWildcard;
+    }
+    const RequestRef request = rank.communicator->start(std::move(call), kTimeout);
+    succeed(rank, *request.get());
+    const auto* const got = r == root ? copy.data() : reinterpret_cast<const std::int64_t*>(request->received.data.get());
+    for (std::size_t i = 0; i < count; ++i) {
+        expect(got[i] == value(root, i, round), "broadcast of " + std::to_string(count));
+    }
+}
+
+void every_collective(int size, bool shared) {
+    auto ranks = make_world(size, kTuning, shared);
+    run(ranks, [size](Rank& rank, int) {
+        int round = 0;
+        for (const std::size_t count : {0, 1, 3, 127, 128, 129, 500, 513, 1025, 5000}) {
+            all_reduce(rank, size, count, ++round);
+            all_gather(rank, size, count + 1, ++round);
+            reduce_scatter(rank, size, count + 1, ++round);
+            ++round;
+            broadcast(rank, round % size, count, round);
+        }
+    });
+    close(ranks);
+}
+
+void many_in_flight(int size) {
+    auto ranks = make_world(size, kTuning);
+    run(ranks, [](Rank& rank, int r) {
+        std::mt19937 random(static_cast<unsigned>(r));
+        constexpr std::size_t kCalls = 60;
+        std::vector<std::vector<std::int64_t>> inputs(kCalls);
+        std::vector<std::vector<std::int64_t>> outputs(kCalls);
+        std::vector<RequestRef> requests;
+        for (std::size_t i = 0; i < kCalls; ++i) {
+            const std::size_t count = i % 5 == 0 ? 3000 + i : i + 1;  // large ones among small ones
+            inputs[i] = filled(r, count, static_cast<int>(i));
+            outputs[i].resize(count);
+            requests.push_back(rank.communicator->start(call_of(Collective::all_reduce, DType::int64, inputs[i], outputs[i], Op::max), kTimeout));
+            if (i % 5 == 0) {
+                rank.communicator->hand_over(*requests.back().get());
+            }
+            if (random() % 4 == 0) {
+                std::this_thread::yield();
+            }
+        }
+        for (std::size_t i = 0; i < kCalls; ++i) {
+            succeed(rank, *requests[i].get());
+            for (std::size_t k = 0; k < outputs[i].size(); ++k) {
+                expect(outputs[i][k] == value(rank.communicator->size() - 1, k, static_cast<int>(i)), "call in flight");
+            }
+        }
+    });
+    close(ranks);
+}
+
+void disagreement() {
+    auto ranks = make_world(3, kTuning);
+    run(ranks, [](Rank& rank, int r) {
+        const std::vector<std::int64_t> input(static_cast<std::size_t>(r == 1 ? 4 : 5));
+        std::vector<std::int64_t> output(5);
+        const RequestRef request = rank.communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
+        await(rank, *request.get());
+        expect(request->failure() && request->failure()->kind == FailureKind::mismatch, "a mismatch is found");
+        expect(request->failure()->ranks == std::vector<int>{1}, "the odd one out is named");
+        const RequestRef later = rank.communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
+        expect(later->done() && later->failure() != nullptr, "a broken group fails at once");
+    });
+    close(ranks);
+}
+
+void refusal() {
+    auto ranks = make_world(3, kTuning);
+    run(ranks, [](Rank& rank, int r) {
+        const std::vector<std::int64_t> input(5, 1);
+        std::vector<std::int64_t> output(5);
+        Call call = call_of(Collective::all_reduce, DType::int64, input, output, Op::sum);
+        call.refused = r == 2;
+        call.text = r == 2 ? "no such thing" : "";
+        const RequestRef request = rank.communicator->start(std::move(call), kTimeout);
+        await(rank, *request.get());
+        expect(request->failure() && request->failure()->kind == FailureKind::refused, "a refusal arrives");
+        all_reduce(rank, 3, 9, 1);
+    });
+    close(ranks);
+}
+
+void absence() {
+    auto ranks = make_world(3, kTuning);
+    run(ranks, [](Rank& rank, int r) {
+        if (r == 2) {
+            return;
+        }
+        const std::vector<std::int64_t> input(5, 1);
+        std::vector<std::int64_t> output(5);
+        const RequestRef request =
+            rank.communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), std::chrono::milliseconds(300));
+        await(rank, *request.get());
+        const auto kind = request->failure()->kind;
+        expect(kind == FailureKind::timeout || kind == FailureKind::communication, "an absent rank is a timeout");
+    });
+    // The absent one comes late: it must not succeed on what was posted before the others gave up.
+    const std::vector<std::int64_t> input(5, 1);
+    std::vector<std::int64_t> output(5);
+    const RequestRef late = ranks[2].communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
+    await(ranks[2], *late.get());
+    expect(late->failure() != nullptr, "no stale success");
+    close(ranks);
+}
+
+void departure() {
+    auto ranks = make_world(2, kTuning);
+    ranks[1].communicator->close();
+    const std::vector<std::int64_t> input(5, 1);
+    std::vector<std::int64_t> output(5);
+    const RequestRef request = ranks[0].communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
+    await(ranks[0], *request.get());
+    expect(request->failure() && request->failure()->kind == FailureKind::peer_lost, "who left is lost");
+    close(ranks);
+}
+
+void abortion() {
+    auto ranks = make_world(2, kTuning);
+    std::thread killer([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        ranks[1].communicator->abort(FailureKind::communication, "enough");
+    });
+    const std::vector<std::int64_t> input(5000, 1);
+    std::vector<std::int64_t> output(5000);
+    const RequestRef request = ranks[0].communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
+    await(ranks[0], *request.get());
+    expect(request->failure() && request->failure()->text.find("enough") != std::string::npos, "the reason arrives");
+    killer.join();
+    close(ranks);
+}
+
+}  // namespace
+}  // namespace aiodist::testing
+
+int main() {
+    using namespace aiodist::testing;
+    for (const int size : {1, 2, 3, 4, 5}) {
+        every_collective(size, false);
+        every_collective(size, true);
+        std::printf("collectives on %d ranks: right\n", size);
+    }
+    many_in_flight(2);
+    many_in_flight(3);
+    std::puts("many in flight: right");
+    disagreement();
+    refusal();
+    absence();
+    departure();
+    abortion();
+    std::puts("failures: right");
+    return 0;
+}

@@ -1,0 +1,1 @@
+"""Where arrays live, and how work on them is ordered."""

@@ -1,0 +1,101 @@
+"""Starting the ranks of a world on this host, and seeing them to their end.
+
+`run_ranks` hosts the rendezvous in the calling process, starts one process per rank in a session of its own, prefixes what they print,
+and returns when all of them and all of their children are gone:
+
+- The first rank that fails decides the exit code. The others get `SETTLE_SECONDS` to report their own errors, then SIGTERM, and SIGKILL
+  after a grace time.
+- SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to every process of every rank, once: a second Ctrl-C does not interrupt the
+  clean-up of the ranks. All is gone within 5 s. SIGUSR1 and SIGUSR2 are passed on to the ranks themselves, Ctrl-Z stops all of them.
+- When the launching process is killed, a guard process ends the ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any, Final
+
+from aiodist.launch_process import RankExit, RunResult
+from aiodist.launch_supervisor import HANDLED, Supervisor
+
+__all__ = ["GRACE_SECONDS", "SETTLE_SECONDS", "RankExit", "RunResult", "run_ranks"]
+
+SETTLE_SECONDS: Final = 2.0
+"""Seconds the other ranks get after a failure, to notice it and print their own errors, before SIGTERM."""
+
+GRACE_SECONDS: Final = 3.0
+"""Seconds from the first signal to SIGKILL."""
+
+
+def run_ranks(
+    command: Sequence[str],
+    world_size: int,
+    *,
+    env: Mapping[str, str] | None = None,
+    job: str | None = None,
+    settle: float = SETTLE_SECONDS,
+    grace: float = GRACE_SECONDS,
+    stdin: int | IO[Any] | None = subprocess.DEVNULL,
+    stdout: IO[Any] | None = None,
+    stderr: IO[Any] | None = None,
+) -> RunResult:
+    """Run `command` once per rank on this host and return when every process of it is gone.
+
+    Blocks the calling thread. Signals are handled when that is the main thread. The rendezvous listens on the loopback interface with a
+    random port and token; ranks find it by the AIODIST_* variables. Python ranks run unbuffered.
+
+    Args:
+        command: Program and arguments, the same for all ranks.
+        world_size: Number of ranks.
+        env: Environment of the ranks, to which the AIODIST_* variables are added; None for this process's.
+        job: Name of the job; None for a random one.
+        settle: Seconds the other ranks get after a failure before SIGTERM.
+        grace: Seconds from the first signal to SIGKILL.
+        stdin: Standard input of rank 0 (None: this process's); the others read from /dev/null.
+        stdout: Where the ranks' output goes; None for ``sys.stdout``.
+        stderr: Where their errors and the launcher's own messages go; None for ``sys.stderr``.
+
+    Returns:
+        The exit code, the first failure and the end of each rank.
+
+    Raises:
+        ValueError: `world_size` is below 1 or `command` is empty.
+        OSError: the command could not be started; ranks that were started have been ended.
+    """
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1, not {world_size}")
+    if not command:
+        raise ValueError("command is empty")
+    main_thread = threading.current_thread() is threading.main_thread()
+    supervisor = Supervisor(
+        command,
+        world_size,
+        env=os.environ if env is None else env,
+        job=job or f"run-{secrets.token_hex(4)}",
+        settle=settle,
+        grace=grace,
+        stdin=stdin,
+        handle_signals=main_thread,
+    )
+    with _handlers_kept() if main_thread else contextlib.nullcontext():
+        return asyncio.run(supervisor.run(stdout or sys.stdout, stderr or sys.stderr))
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Restore this process's signal handlers, which the loop replaces by the defaults."""
+    before = {signum: signal.getsignal(signum) for signum in HANDLED}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            if handler is not None:  # None: set by C code, which Python can not put back
+                signal.signal(signum, handler)

@@ -1,0 +1,65 @@
+"""The general path of the reductions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from aiodist._core import TensorFuture
+from aiodist.backends.base import Backend, Call
+from aiodist.ops.checks import as_input, as_output, check_axis, check_timeout, refusing
+from aiodist.types import ReduceOp, check_reduction
+
+__all__ = ["all_reduce", "reduce_scatter"]
+
+
+def all_reduce(backend: Backend, x: Any, op: Any, out: Any, timeout: Any) -> TensorFuture[Any]:
+    """Start an all_reduce of any array; see `Group.all_reduce`."""
+    with refusing(backend, "all_reduce"):
+        seconds = check_timeout(timeout)
+        reduction = ReduceOp.of(op)
+        array = as_input(x)
+        target = as_output(out, array.shape, check_reduction(reduction, array.dtype), x)
+    return backend.start(
+        Call(
+            "all_reduce",
+            array,
+            target.array,
+            array.dtype,
+            result=target.array,
+            finish=target.finish,
+            op=reduction,
+            timeout=seconds,
+        )
+    )
+
+
+def reduce_scatter(backend: Backend, size: int, x: Any, op: Any, axis: Any, out: Any, timeout: Any) -> TensorFuture[Any]:
+    """Start a reduce_scatter of any array; see `Group.reduce_scatter`."""
+    with refusing(backend, "reduce_scatter"):
+        seconds = check_timeout(timeout)
+        reduction = ReduceOp.of(op)
+        array = as_input(x)
+        if array.ndim == 0:
+            raise ValueError("x has no axis to divide: it is 0-dimensional")
+        index = check_axis(axis, array.ndim)
+        if array.shape[index] % size:
+            raise ValueError(f"x has {array.shape[index]} elements along axis {index}, which {size} ranks can not share evenly")
+        shape = (*array.shape[:index], array.shape[index] // size, *array.shape[index + 1 :])
+        target = as_output(out, shape, check_reduction(reduction, array.dtype), x)
+        if size > 1 and target.finish is None and out is not None and out is x:
+            raise ValueError("out can not be x: the result is a part of it")
+    return backend.start(
+        Call(
+            "reduce_scatter",
+            array,
+            target.array,
+            array.dtype,
+            result=target.array,
+            finish=target.finish,
+            op=reduction,
+            axis=index,
+            rows=math.prod(array.shape[:index]),
+            timeout=seconds,
+        )
+    )

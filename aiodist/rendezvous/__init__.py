@@ -1,0 +1,13 @@
+"""The control plane: where the ranks of a job find each other, exchange small values, wait for each other and hear of failures.
+
+The modules are imported by name, because importing this package loads neither aiohttp nor an event loop:
+
+    messages    what travels between a member and the server
+    job         one job's records: members, keys, barriers
+    state       the state machine over all jobs; no I/O and no clock
+    sockets     spellings of addresses, listening, name resolution
+    server      `RendezvousServer`, the aiohttp application around the state machine
+    link        opening a connection to a server, and telling it from a stranger
+    client      `RendezvousClient`
+    thread      `ControlThread`, the daemon thread whose event loop carries a client
+"""

@@ -1,0 +1,372 @@
+"""A member's side of the rendezvous."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias, TypeVar
+
+import aiohttp
+import msgspec
+
+from ..config import DEFAULT_TIMEOUT
+from ..errors import RendezvousError
+from .link import open_link
+from .messages import (
+    JOB_NAME,
+    Add,
+    Answer,
+    Barrier,
+    Cancel,
+    Compare,
+    Delete,
+    Done,
+    Formed,
+    Get,
+    Join,
+    Leave,
+    MalformedMessageError,
+    Notice,
+    Notices,
+    Number,
+    Refused,
+    Request,
+    Roster,
+    Set,
+    Value,
+    Welcome,
+    decode_answer,
+    encode,
+)
+from .sockets import check_token, parse_address
+
+__all__ = ["Membership", "Notice", "RendezvousClient"]
+
+A = TypeVar("A", Done, Formed, Number, Value)
+_Numbered: TypeAlias = Add | Barrier | Compare | Delete | Get | Join | Leave | Set
+
+_GRACE_S: Final = 5.0
+_CLOSE_S: Final = 2.0
+_REASON_LENGTH: Final = 16384
+
+_log = logging.getLogger("aiodist.rendezvous")
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """This process's place in a formed world.
+
+    Attributes:
+        rank: Its rank.
+        world_size: How many ranks there are.
+        generation: Which world of the job it is, from 1.
+        members: What every rank told about itself, indexed by rank.
+    """
+
+    rank: int
+    world_size: int
+    generation: int
+    members: tuple[dict[str, Any], ...]
+
+
+class RendezvousClient:
+    """One member's connection to a rendezvous server; to be used from one event loop.
+
+    It does not reconnect: when the connection ends, pending and later calls raise `RendezvousError`, and the server tells the other
+    members that this one is lost. Cancelling a call withdraws it on the server. A connected client holds one task of the running
+    loop, which ends its connection cleanly when it is cancelled, as `asyncio.run` does with all tasks at its end.
+
+    Args:
+        address: ``http[s]://host:port``, IPv6 in brackets.
+        job: Name of the job; jobs do not see each other.
+        token: The server's bearer token, or None where it has none.
+        timeout: Seconds that connecting, joining, waiting for a key or for a barrier may take unless the call says otherwise.
+        on_notice: Called on the client's loop with what befalls other members; it must not block.
+        member: A random id (8 to 64 characters) by which the server knows this member: a join that is sent again with the same id is
+            the same join. Made up if None.
+
+    Raises:
+        ValueError: an argument is not of this form.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        job: str,
+        token: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        on_notice: Callable[[Notice], None] | None = None,
+        member: str | None = None,
+    ) -> None:
+        if not JOB_NAME.match(job):
+            raise ValueError(f"job {job!r}: a name of 1 to 128 letters, digits and _.:@+- is expected")
+        self._address = parse_address(address)
+        self._job = job
+        self._token = check_token(token)
+        self._timeout = _seconds(timeout)
+        self._on_notice = on_notice
+        self._member = member or uuid.uuid4().hex
+        self._welcome: Welcome | None = None
+        self._roster: list[dict[str, Any]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._outbox: asyncio.Queue[Request | None] = asyncio.Queue()
+        self._pending: dict[int, asyncio.Future[Answer]] = {}
+        self._numbers = 0
+        self._ended: str | None = None
+        self._joined = False
+
+    @property
+    def address(self) -> str:
+        """The server's address in its canonical spelling."""
+        return str(self._address)
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Leave, with the exception as the reason if the block ended by one, and close."""
+        try:
+            if self._joined:
+                with suppress(RendezvousError):
+                    await self.leave(None if error is None else f"{type(error).__name__}: {error}")
+        finally:
+            await self.aclose()
+
+    async def connect(self) -> None:
+        """Connect to the server; a server that is not up yet is tried again until the timeout.
+
+        Raises:
+            RendezvousError: nobody answered in time, what answered is no rendezvous, or it refused us; the text names the address.
+        """
+        if self._task is not None:
+            raise RuntimeError("the client was connected before; make another one")
+        ready: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._serve(ready), name=f"aiodist rendezvous {self._job}")
+        try:
+            await asyncio.wait((self._task, ready), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+        if ready.done():
+            self._welcome = ready.result()
+        elif self._task.cancelled():
+            raise RendezvousError(f"the client was closed before the rendezvous at {self._address} answered")
+        else:
+            self._task.result()
+
+    async def aclose(self) -> None:
+        """End the connection, within 2 s. Without `leave` before it, the other members are told that this one is lost."""
+        if self._ended is None:
+            self._ended = "the client was closed"
+        if self._task is None:
+            return
+        if self._welcome is None:
+            self._task.cancel()
+        self._outbox.put_nowait(None)
+        await asyncio.wait((self._task,), timeout=_CLOSE_S)
+        self._task.cancel()
+        await asyncio.wait((self._task,), timeout=_CLOSE_S)
+        if self._task.done() and not self._task.cancelled():
+            self._task.exception()  # Whoever connected was told, or was cancelled.
+
+    async def join(self, *, world_size: int, rank: int | None, info: dict[str, Any], after: int = 0) -> Membership:
+        """Join the job and wait until its world has formed, that is until ``world_size`` members have joined.
+
+        Calling it again sends the same join again, which the server recognises.
+
+        Args:
+            world_size: Number of ranks; the same for all.
+            rank: The wanted rank, or None for any that is free.
+            info: What the others are told: ``pid``, ``host`` and ``address``, small and writable as JSON.
+            after: The generation this process was last a member of under this job's name, 0 for none. Without it, a job that is
+                formed or has ended well refuses the newcomer.
+
+        Raises:
+            ValueError: the rank is outside the world, or the info is too large.
+            RendezvousError: the world did not form: a rank is missing at the timeout or taken by another process, members disagree
+                on the world's size, the job is already formed or has ended. ``ranks`` holds the ranks it is about.
+        """
+        if world_size < 1:
+            raise ValueError(f"world size {world_size} is not positive")
+        if rank is not None and not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is not between 0 and {world_size - 1}")
+        try:
+            msgspec.json.encode(info)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TypeError(f"the info can not be written as JSON: {error}") from None
+        timeout = self._timeout
+        request = Join(self._number(), self._job, self._member, world_size, rank, info, timeout, after)
+        formed = await self._ask(request, Formed, timeout)
+        self._joined = True
+        return Membership(formed.rank, formed.world_size, formed.generation, tuple(self._roster))
+
+    async def leave(self, reason: str | None = None) -> None:
+        """Leave the world: a goodbye, or with a reason a failure; all other members are told."""
+        self._joined = False
+        await self._ask(Leave(self._number(), reason if reason is None else reason[:_REASON_LENGTH]), Done)
+
+    async def set(self, key: str, value: bytes) -> None:
+        """Store a value in the world's keys; whoever waits for the key gets it."""
+        await self._ask(Set(self._number(), self._key(key), self._value(key, value)), Done)
+
+    async def get(self, key: str, *, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        """Wait until the key is set and return its value.
+
+        Raises:
+            RendezvousError: it was not set within the timeout (None: the client's; 0 looks once).
+        """
+        wait = self._wait(timeout)
+        answer = await self._ask(Get(self._number(), self._key(key), wait), Value, wait)
+        return answer.value or b""
+
+    async def add(self, key: str, amount: int = 1) -> int:
+        """Add to the decimal number that the key holds (absent: 0) and return the sum."""
+        if not -(2**63) <= amount < 2**63:
+            raise ValueError(f"{amount} does not fit into 64 bits")
+        return (await self._ask(Add(self._number(), self._key(key), amount), Number)).number
+
+    async def compare_and_set(self, key: str, expected: bytes | None, value: bytes) -> tuple[bool, bytes | None]:
+        """Set the key if it holds what is expected (None: if it is absent).
+
+        Returns:
+            Whether it was set, and what the key holds now.
+        """
+        wanted = None if expected is None else self._value(key, expected)
+        answer = await self._ask(Compare(self._number(), self._key(key), wanted, self._value(key, value)), Value)
+        return answer.swapped, answer.value
+
+    async def delete(self, key: str) -> bool:
+        """Forget a key; False if it was absent."""
+        return (await self._ask(Delete(self._number(), self._key(key)), Number)).number == 1
+
+    async def barrier(self, name: str, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Wait until every rank of the world is in the barrier of that name; then the name may be used again.
+
+        Raises:
+            RendezvousError: members did not come within the timeout, or can not come because they left or were lost; ``ranks`` and
+                the text name them.
+        """
+        wait = self._wait(timeout)
+        await self._ask(Barrier(self._number(), self._key(name), wait), Done, wait)
+
+    # -- requests and answers ----------------------------------------------------------------------------------------------------
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _wait(self, timeout: float | None) -> float:
+        return self._timeout if timeout is None else 0.0 if timeout == 0 else _seconds(timeout)
+
+    def _key(self, key: str) -> str:
+        if not isinstance(key, str):
+            raise TypeError(f"a key is a str, not {type(key).__name__}")
+        limit = self._welcome.max_key_nbytes if self._welcome else 0
+        if not key or (limit and len(key.encode()) > limit):
+            raise ValueError(f"a key has 1 to {limit} bytes, this one has {len(key.encode())}")
+        return key
+
+    def _value(self, key: str, value: bytes) -> bytes:
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise TypeError(f"the value of key {key!r} is bytes, not {type(value).__name__}")
+        value = bytes(value)
+        if self._welcome is not None and len(value) > self._welcome.max_value_nbytes:
+            raise ValueError(f"the value of key {key!r} has {len(value)} bytes, the limit is {self._welcome.max_value_nbytes}")
+        return value
+
+    async def _ask(self, request: _Numbered, kind: type[A], wait: float = 0.0) -> A:
+        """Send a request and wait for its answer; the server is the judge of ``wait``, this side allows it some time more."""
+        if self._ended is not None or self._welcome is None:
+            raise RendezvousError(self._ended or f"the client is not connected to the rendezvous at {self._address}")
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._pending[request.id] = future
+        self._outbox.put_nowait(request)
+        try:
+            async with asyncio.timeout(wait + _GRACE_S):
+                answer = await future
+        except TimeoutError:
+            self._outbox.put_nowait(Cancel(request.id))
+            raise RendezvousError(f"the rendezvous at {self._address} gave no answer within {wait + _GRACE_S:g} s") from None
+        except asyncio.CancelledError:
+            self._outbox.put_nowait(Cancel(request.id))
+            raise
+        finally:
+            del self._pending[request.id]
+        if isinstance(answer, Refused):
+            raise ValueError(answer.text) if answer.code == "argument" else RendezvousError(answer.text, ranks=answer.ranks)
+        if not isinstance(answer, kind):
+            raise RendezvousError(f"the rendezvous at {self._address} answered {type(request).__name__} by {type(answer).__name__}")
+        return answer
+
+    async def _serve(self, ready: asyncio.Future[Welcome]) -> None:
+        """The connection's task: it owns the connection from the first try to the end."""
+        why = f"the connection to the rendezvous at {self._address} was lost (this client does not reconnect)"
+        try:
+            async with open_link(self._address, self._token, self._timeout) as (ws, welcome):
+                ready.set_result(welcome)
+                reader = asyncio.create_task(self._read(ws))
+                reader.add_done_callback(lambda _: self._outbox.put_nowait(None))
+                try:
+                    await self._write(ws)
+                finally:
+                    reader.cancel()
+                    await asyncio.wait((reader,))
+        finally:
+            self._ended = self._ended or why
+            for future in self._pending.values():
+                if not future.done():
+                    future.set_exception(RendezvousError(self._ended))
+
+    async def _write(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        with suppress(ConnectionError):  # The reader sees it too.
+            while (request := await self._outbox.get()) is not None:
+                await ws.send_bytes(encode(request))
+
+    async def _read(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        async for frame in ws:
+            if frame.type is not aiohttp.WSMsgType.BINARY:
+                continue
+            try:
+                answer = decode_answer(frame.data)
+            except MalformedMessageError as error:
+                self._ended = self._ended or f"the rendezvous at {self._address} sent what is no answer: {error}"
+                return
+            self._take(answer)
+
+    def _take(self, answer: Answer) -> None:
+        match answer:
+            case Notices():
+                for notice in answer.notices:
+                    self._tell(notice)
+            case Roster():
+                self._roster = answer.members
+            case Refused(id=0):
+                self._ended = self._ended or f"the rendezvous at {self._address} ended the connection: {answer.text}"
+            case Welcome():
+                pass
+            case _:
+                future = self._pending.get(answer.id)
+                if future is not None and not future.done():
+                    future.set_result(answer)
+
+    def _tell(self, notice: Notice) -> None:
+        if self._on_notice is None:
+            return
+        try:
+            self._on_notice(notice)
+        except Exception:
+            _log.exception("on_notice of job %s failed", self._job)
+
+
+def _seconds(timeout: float) -> float:
+    if not (math.isfinite(timeout) and 0 < timeout < 1e9):
+        raise ValueError(f"timeout {timeout!r} is no positive finite number of seconds")
+    return float(timeout)

@@ -1,0 +1,293 @@
+"""One job's records: its members, the keys and the barriers of each world it formed. Pure data and rules: no I/O, no clock."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from .messages import Add, Barrier, Compare, Done, Notice, Number, Refused, Value
+
+__all__ = ["Failure", "Job", "Limits", "Member", "Ticket", "World", "label", "listed", "name_ranks"]
+
+Ticket: TypeAlias = tuple[int, int]
+"""A request that waits: (connection, request number)."""
+
+_INT64: Final = range(-(2**63), 2**63)
+_DECIMAL: Final = re.compile(rb"-?[0-9]{1,19}\Z")
+_LISTED: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one server holds at most, and how long it remembers.
+
+    Attributes:
+        jobs: Jobs at a time, those that are still remembered included.
+        members: Members of one job.
+        connections: Open member connections, over all jobs.
+        keys: Keys of one world.
+        key_nbytes: Length of a key or a barrier's name, in UTF-8.
+        value_nbytes: Length of a value.
+        keys_nbytes: All keys and values of one world together.
+        info_nbytes: A member's info, as JSON.
+        waits: Requests of one connection that wait at a time.
+        outgoing_nbytes: What may queue for a connection that does not read; past it the connection is dropped.
+        ended_s: Seconds for which a job that ended well refuses fresh processes ("job X has ended"). After them, or at once after
+            a job that ended by a failure, its name is free again.
+        failed_s: Seconds for which the ranks that a failed formation still expected are told why it failed.
+    """
+
+    jobs: int = 1000
+    members: int = 16384
+    connections: int = 20000
+    keys: int = 100_000
+    key_nbytes: int = 1024
+    value_nbytes: int = 1 << 20
+    keys_nbytes: int = 256 << 20
+    info_nbytes: int = 16384
+    waits: int = 1024
+    outgoing_nbytes: int = 64 << 20
+    ended_s: float = 10.0
+    failed_s: float = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One process that joined; ``rank`` is -1 until the world has formed, ``fate`` is set when it goes."""
+
+    id: str
+    job: str
+    conn: int
+    request: int
+    wanted: int | None
+    world_size: int
+    after: int
+    info: dict[str, Any]
+    rank: int = -1
+    world: World | None = None
+    fate: Notice | None = None
+
+    @property
+    def label(self) -> str:
+        return label(self.info)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a formation failed, kept for the ``owed`` ranks that had not joined yet."""
+
+    text: str
+    ranks: tuple[int, ...]
+    owed: int
+    until: float
+
+
+class World:
+    """One generation of a job: a formed set of ranks, with keys and barriers of its own."""
+
+    def __init__(self, job: str, generation: int, members: Sequence[Member], limits: Limits) -> None:
+        self.job = job
+        self.generation = generation
+        self.members = list(members)
+        self.keys: dict[str, bytes] = {}
+        self.key_waits: dict[str, list[Ticket]] = {}
+        self.barriers: dict[str, dict[int, Ticket]] = {}
+        self.untold: list[Notice] = []
+        """Fates that the remaining members have not been told yet."""
+        self.tell_at = -math.inf
+        """When the next of them may be told."""
+        self._nbytes = 0
+        self._limits = limits
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    def active(self) -> list[Member]:
+        return [member for member in self.members if member.fate is None]
+
+    def set(self, request_id: int, key: str, value: bytes) -> Done | Refused:
+        """Store a value, or refuse it by a limit."""
+        limits = self._limits
+        if len(key.encode()) > limits.key_nbytes:
+            return Refused(request_id, "argument", f"the key has more than {limits.key_nbytes} bytes")
+        if len(value) > limits.value_nbytes:
+            return Refused(request_id, "argument", f"the value of key {key!r} has {len(value)} bytes, the limit is {limits.value_nbytes}")
+        grown = self._nbytes + len(value) - len(self.keys.get(key, b"")) + (0 if key in self.keys else len(key))
+        if grown > limits.keys_nbytes:
+            return Refused(request_id, "limit", f"the keys of job {self.job} may hold {limits.keys_nbytes} bytes in all")
+        if key not in self.keys and len(self.keys) >= limits.keys:
+            return Refused(request_id, "limit", f"job {self.job} may hold {limits.keys} keys")
+        self._nbytes = grown
+        self.keys[key] = value
+        return Done(request_id)
+
+    def add(self, request: Add) -> Number | Refused:
+        """Add to a decimal number."""
+        held = self.keys.get(request.key, b"0")
+        total = int(held) + request.amount if _DECIMAL.match(held) else None
+        if total is None:
+            return Refused(request.id, "argument", f"key {request.key!r} does not hold a decimal number")
+        if total not in _INT64:
+            return Refused(request.id, "argument", f"key {request.key!r} would leave the range of 64 bits")
+        done = self.set(request.id, request.key, b"%d" % total)
+        return done if isinstance(done, Refused) else Number(request.id, total)
+
+    def compare(self, request: Compare) -> Value | Refused:
+        """Set the key if it holds what is expected."""
+        held = self.keys.get(request.key)
+        if held != request.expected:
+            return Value(request.id, held)
+        done = self.set(request.id, request.key, request.value)
+        return done if isinstance(done, Refused) else Value(request.id, request.value, swapped=True)
+
+    def delete(self, request_id: int, key: str) -> Number:
+        """Forget a key."""
+        value = self.keys.pop(key, None)
+        if value is None:
+            return Number(request_id, 0)
+        self._nbytes -= len(key) + len(value)
+        return Number(request_id, 1)
+
+    def enter(self, request: Barrier, rank: int, ticket: Ticket) -> list[Ticket] | Refused | None:
+        """Enter a barrier: everyone's tickets when it is complete, None while it waits."""
+        if len(request.name.encode()) > self._limits.key_nbytes:
+            return Refused(request.id, "argument", f"the barrier's name has more than {self._limits.key_nbytes} bytes")
+        gone = [member for member in self.members if member.fate is not None]
+        if gone:
+            return self.broken(request.id, request.name, gone)
+        waiting = self.barriers.setdefault(request.name, {})
+        if rank in waiting:
+            return Refused(request.id, "argument", f"rank {rank} is in barrier {request.name!r} already", [rank])
+        waiting[rank] = ticket
+        return list(self.barriers.pop(request.name).values()) if len(waiting) == self.size else None
+
+    def withdraw(self, ticket: Ticket, name: str) -> None:
+        """Take a waiting request out of a barrier or a key's queue."""
+        waiting = self.barriers.get(name, {})
+        for rank in [rank for rank, held in waiting.items() if held == ticket]:
+            del waiting[rank]
+        if not waiting:
+            self.barriers.pop(name, None)
+        queue = self.key_waits.get(name, [])
+        if ticket in queue:
+            queue.remove(ticket)
+        if not queue:
+            self.key_waits.pop(name, None)
+
+    def missing(self, name: str) -> list[Member]:
+        """Who has not entered a barrier."""
+        return [member for member in self.members if member.rank not in self.barriers.get(name, {})]
+
+    def view(self) -> dict[str, Any]:
+        """What people may see of the world: never a value."""
+        members = [
+            {
+                "rank": m.rank,
+                "state": "active" if m.fate is None else m.fate.kind,
+                "reason": m.fate.reason if m.fate else None,
+                "info": m.info,
+            }
+            for m in self.members
+        ]
+        barriers = [
+            {"name": name, "waiting": sorted(waiting), "missing": [m.rank for m in self.missing(name)]}
+            for name, waiting in self.barriers.items()
+        ]
+        return {"generation": self.generation, "world_size": self.size, "members": members, "barriers": barriers, "keys": len(self.keys)}
+
+    def broken(self, request_id: int, name: str, gone: Sequence[Member]) -> Refused:
+        """What those in a barrier are told when members can not come any more."""
+        fates = [f"rank {m.rank} ({m.label}) {m.fate.kind}: {m.fate.reason}" for m in gone if m.fate is not None]
+        text = f"barrier {name!r} of job {self.job} can not complete: {listed(fates, '; ')}"
+        return Refused(request_id, "gone", text, [member.rank for member in gone])
+
+
+@dataclass(slots=True)
+class Job:
+    """All that is known of one job name; ``worlds`` holds the generations that still have members."""
+
+    name: str
+    generation: int = 0
+    forming: dict[str, Member] = field(default_factory=dict)
+    """Those who wait for the next world, by member id, in the order of joining."""
+    claims: dict[int, Member] = field(default_factory=dict)
+    """Those of them who want a certain rank."""
+    worlds: dict[int, World] = field(default_factory=dict)
+    failure: Failure | None = None
+    ended: tuple[int, float] | None = None
+    """The last generation that ended well, and until when it is remembered."""
+
+    def lapse(self, now: float) -> bool:
+        """Forget what is past its time; True when nothing is left of the job."""
+        if self.failure is not None and now >= self.failure.until:
+            self.failure = None
+        if self.ended is not None and now >= self.ended[1]:
+            self.ended = None
+        return not (self.forming or self.worlds or self.failure or self.ended)
+
+    def enter(self, member: Member) -> None:
+        """Take part in forming the next world."""
+        self.forming[member.id] = member
+        if member.wanted is not None:
+            self.claims.setdefault(member.wanted, member)
+
+    def withdraw(self, member: Member) -> None:
+        """Take part no more; the rank is free again."""
+        del self.forming[member.id]
+        if member.wanted is not None and self.claims.get(member.wanted) is member:
+            del self.claims[member.wanted]
+
+    def dissolve(self) -> list[Member]:
+        """End the formation; gives back who took part."""
+        members = list(self.forming.values())
+        self.forming.clear()
+        self.claims.clear()
+        return members
+
+    def missing(self) -> list[int]:
+        """The ranks that the forming world still waits for, if those without a wish take the lowest free ones."""
+        members = self.forming.values()
+        world_size = max((member.world_size for member in members), default=0)
+        free = [rank for rank in range(world_size) if rank not in self.claims]
+        return free[sum(member.wanted is None for member in members) :]
+
+    def place(self) -> list[Member]:
+        """Give every member of a complete formation its rank: wishes first, then in the order of joining."""
+        free = iter([rank for rank in range(len(self.forming)) if rank not in self.claims])
+        members = self.dissolve()
+        for member in members:
+            member.rank = next(free) if member.wanted is None else member.wanted
+        return sorted(members, key=lambda member: member.rank)
+
+    def view(self) -> dict[str, Any]:
+        """What people may see of the job: never a value."""
+        state = "formed" if self.worlds else "forming" if self.forming else "failed" if self.failure else "ended"
+        forming = [{"rank": m.wanted, "world_size": m.world_size, "info": m.info} for m in self.forming.values()]
+        return {
+            "job": self.name,
+            "state": state,
+            "generation": self.generation,
+            "failure": self.failure.text if self.failure else None,
+            "forming": {"members": forming, "missing": self.missing()},
+            "worlds": [world.view() for world in self.worlds.values()],
+        }
+
+
+def label(info: dict[str, Any]) -> str:
+    """``host:pid`` of a member, for people."""
+    return f"{str(info.get('host', '?'))[:80]}:{str(info.get('pid', '?'))[:20]}"
+
+
+def listed(items: Sequence[str], separator: str = ", ") -> str:
+    """The items as a text of bounded length."""
+    rest = len(items) - _LISTED
+    return separator.join(items[:_LISTED]) + (f"{separator}and {rest} more" if rest > 0 else "")
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """``rank 2`` or ``ranks 2, 3``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed([str(rank) for rank in ranks])}"

@@ -1,0 +1,167 @@
+"""Opening a member's connection to a server, and telling the server from a stranger on its port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from ..errors import RendezvousError
+from .messages import MARK_HEADER, MEMBERS_PATH, PROTOCOL_VERSION, Hello, MalformedMessageError, Refused, Welcome, decode_answer, encode
+from .sockets import Address, keep_alive
+
+__all__ = ["Link", "open_link"]
+
+_ANSWER_S: Final = 5.0
+_CONNECT_S: Final = 5.0
+_CLOSE_S: Final = 1.0
+_HANG_UPS: Final = 3
+_MAX_ANSWER_NBYTES: Final = 1 << 30
+
+Link = tuple[aiohttp.ClientWebSocketResponse, Welcome]
+
+
+class _Resolver(AbstractResolver):
+    """All addresses of a name, looked up on a daemon thread: a name server that does not answer must not hold the interpreter's exit."""
+
+    async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC) -> list[ResolveResult]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[ResolveResult]] = loop.create_future()
+
+        def settle(result: list[ResolveResult], error: OSError | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        def look_up() -> None:
+            result, failure = [], None
+            try:
+                result = _look_up(host, port, family)
+            except OSError as error:
+                failure = error
+            with suppress(RuntimeError):  # The loop was closed meanwhile.
+                loop.call_soon_threadsafe(settle, result, failure)
+
+        threading.Thread(target=look_up, name="aiodist-resolve", daemon=True).start()
+        return await future
+
+    async def close(self) -> None:
+        pass
+
+
+def _look_up(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
+    found = socket.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
+    return [
+        ResolveResult(
+            hostname=host,
+            host=socket.getnameinfo(sockaddr, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0],
+            port=port,
+            family=kind,
+            proto=protocol,
+            flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+        )
+        for kind, _, protocol, _, sockaddr in found
+    ]
+
+
+@asynccontextmanager
+async def open_link(address: Address, token: str | None, within: float) -> AsyncIterator[Link]:
+    """Connect and exchange hellos; a server that is not up yet is tried again until ``within`` seconds have passed.
+
+    Raises:
+        RendezvousError: naming the address: nobody answered in time, someone answered who is no rendezvous, or it refused us.
+    """
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    # All addresses of a name are tried, a quarter of a second apart. A name is looked up again at each try: it may come up late.
+    connector = aiohttp.TCPConnector(resolver=_Resolver(), use_dns_cache=False, limit=0)
+    limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_ANSWER_S)
+    async with aiohttp.ClientSession(connector=connector, timeout=limits, headers=headers) as session:
+        ws = await _dial(session, address, within)
+        try:
+            keep_alive(ws.get_extra_info("socket"))
+            yield ws, await _greet(ws, address)
+        finally:
+            with suppress(ConnectionError):
+                await ws.close()
+
+
+async def _dial(session: aiohttp.ClientSession, address: Address, within: float) -> aiohttp.ClientWebSocketResponse:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within
+    pause, hang_ups, cause = 0.02, 0, "the last try got no answer"
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await session.ws_connect(
+                    str(address) + MEMBERS_PATH,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
+                    max_msg_size=_MAX_ANSWER_NBYTES,
+                    compress=0,
+                )
+        except aiohttp.ClientSSLError as error:
+            raise RendezvousError(f"no TLS connection to the rendezvous at {address}: {error}") from None
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ConnectionTimeoutError) as error:
+            cause = _why_down(error)
+            if not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+                hang_ups += 1  # Someone listens. A proxy before a server that is not up does this for a while, a stranger always.
+            if hang_ups >= _HANG_UPS:
+                raise _stranger(address, "it closes the connection without an answer") from None
+        except (aiohttp.ClientError, TimeoutError) as error:
+            if loop.time() < deadline or not isinstance(error, TimeoutError):
+                raise _unwanted(address, error) from None
+        if loop.time() + pause >= deadline:
+            raise RendezvousError(f"no rendezvous answered at {address} within {within:g} s: {cause}")
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 1.0)
+
+
+def _why_down(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        code = error.os_error.errno or 0
+        return os.strerror(code) if code > 0 else error.os_error.strerror or str(error.os_error)
+    return str(error) or type(error).__name__
+
+
+def _unwanted(address: Address, error: Exception) -> RendezvousError:
+    """Turn the answer of someone who is there, but does not take us, into what the user should know."""
+    match error:
+        case aiohttp.WSServerHandshakeError() if error.headers is not None and MARK_HEADER in error.headers:
+            why = {
+                401: "it does not accept our token (AIODIST_TOKEN)",
+                503: "it has as many connections as it may have",
+            }.get(error.status, f"it answered {error.status}")
+            return RendezvousError(f"the rendezvous at {address} refused the connection: {why}")
+        case aiohttp.WSServerHandshakeError():
+            return _stranger(address, f"it answered like another HTTP server (status {error.status})")
+        case TimeoutError():
+            return _stranger(address, f"it accepted the connection and said nothing for {_ANSWER_S:g} s")
+        case _:
+            return _stranger(address, "it does not speak HTTP")
+
+
+def _stranger(address: Address, why: str) -> RendezvousError:
+    return RendezvousError(f"what listens at {address} is no aiodist rendezvous: {why}; is another program on that port?")
+
+
+async def _greet(ws: aiohttp.ClientWebSocketResponse, address: Address) -> Welcome:
+    try:
+        await ws.send_bytes(encode(Hello(PROTOCOL_VERSION)))
+        frame = await ws.receive(timeout=_ANSWER_S)
+        answer = decode_answer(frame.data) if frame.type is aiohttp.WSMsgType.BINARY else None
+    except (TimeoutError, ConnectionError, MalformedMessageError) as error:
+        raise _stranger(address, f"it did not return our hello ({type(error).__name__})") from None
+    if isinstance(answer, Welcome):
+        return answer
+    if isinstance(answer, Refused):
+        raise RendezvousError(f"the rendezvous at {address} refused us: {answer.text}")
+    raise _stranger(address, "it did not return our hello")

@@ -1,0 +1,263 @@
+"""What travels between a member and the server: one MessagePack map per binary WebSocket frame, told apart by its ``type``.
+
+A member first sends `Hello` and gets `Welcome`. After that every request carries a number that its answer repeats; `Roster` and
+`Notices` come unasked. Unknown fields are ignored, so that a field may be added without a new `PROTOCOL_VERSION`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+__all__ = [
+    "JOB_NAME",
+    "MARK_HEADER",
+    "MEMBERS_PATH",
+    "PROTOCOL_VERSION",
+    "Add",
+    "Answer",
+    "Barrier",
+    "Cancel",
+    "Compare",
+    "Delete",
+    "Done",
+    "Formed",
+    "Get",
+    "Hello",
+    "Join",
+    "Leave",
+    "MalformedMessageError",
+    "Notice",
+    "Notices",
+    "Number",
+    "Refused",
+    "Request",
+    "Roster",
+    "Set",
+    "Value",
+    "Welcome",
+    "decode_answer",
+    "decode_request",
+    "encode",
+]
+
+PROTOCOL_VERSION: Final = 1
+MEMBERS_PATH: Final = "/api/v1/members"
+MARK_HEADER: Final = "X-Aiodist-Rendezvous"
+"""Stands in every HTTP answer of our server, so that its refusals are told from a stranger's."""
+JOB_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,127}\Z")
+"""What a job may be called: it stands in addresses and log lines."""
+
+RequestId: TypeAlias = Annotated[int, Meta(ge=1, lt=2**53)]
+Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
+class MalformedMessageError(ValueError):
+    """Raised when a frame is not a message of this protocol; the text says what is wrong with it."""
+
+
+class _Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, omit_defaults=True):
+    pass
+
+
+class Hello(_Message, frozen=True):
+    """A client's first words."""
+
+    version: int
+
+
+class Join(_Message, frozen=True):
+    """Take part in forming a world.
+
+    Attributes:
+        member: A random id of this member; a join with the same id is the same join sent again.
+        rank: The wanted rank, or None for any.
+        after: The generation this process was last a member of; 0 for a fresh process.
+    """
+
+    id: RequestId
+    job: Name
+    member: Annotated[str, Meta(min_length=8, max_length=64)]
+    world_size: int
+    rank: int | None
+    info: dict[str, Any]
+    timeout: Seconds
+    after: Count = 0
+
+
+class Set(_Message, frozen=True):
+    id: RequestId
+    key: Name
+    value: bytes
+
+
+class Get(_Message, frozen=True):
+    """Give the key's value as soon as it has one."""
+
+    id: RequestId
+    key: Name
+    timeout: Seconds
+
+
+class Add(_Message, frozen=True):
+    """Add to a decimal number; an absent key counts as 0. Answered by the sum."""
+
+    id: RequestId
+    key: Name
+    amount: Int64
+
+
+class Compare(_Message, frozen=True):
+    """Set the key if it holds ``expected`` (None: if it is absent). Answered by what it holds then."""
+
+    id: RequestId
+    key: Name
+    expected: bytes | None
+    value: bytes
+
+
+class Delete(_Message, frozen=True):
+    """Answered by the number of keys deleted, 0 or 1."""
+
+    id: RequestId
+    key: Name
+
+
+class Barrier(_Message, frozen=True):
+    id: RequestId
+    name: Name
+    timeout: Seconds
+
+
+class Leave(_Message, frozen=True):
+    """Say goodbye; a reason makes it a failure that every other member is told."""
+
+    id: RequestId
+    reason: Annotated[str, Meta(max_length=65536)] | None = None
+
+
+class Cancel(_Message, frozen=True):
+    """Withdraw the request of that number; not answered."""
+
+    id: RequestId
+
+
+Request: TypeAlias = Hello | Join | Set | Get | Add | Compare | Delete | Barrier | Leave | Cancel
+
+
+class Welcome(_Message, frozen=True):
+    """The server's first words, with the sizes it accepts."""
+
+    version: int
+    max_key_nbytes: int
+    max_value_nbytes: int
+
+
+class Roster(_Message, frozen=True):
+    """Every rank's info, indexed by rank; comes before `Formed` and is the same bytes for all members."""
+
+    members: list[dict[str, Any]]
+
+
+class Formed(_Message, frozen=True):
+    id: int
+    rank: int
+    world_size: int
+    generation: int
+
+
+class Done(_Message, frozen=True):
+    id: int
+
+
+class Value(_Message, frozen=True):
+    """A key's value (None: absent), and for a compare-and-set whether it took place."""
+
+    id: int
+    value: bytes | None
+    swapped: bool = False
+
+
+class Number(_Message, frozen=True):
+    id: int
+    number: int
+
+
+class Refused(_Message, frozen=True):
+    """The request of that number failed; number 0 concerns the connection.
+
+    Attributes:
+        code: ``"argument"`` for a wrong argument; any other word is for logs.
+        ranks: The ranks that the text is about (missing, lost), in order.
+    """
+
+    id: int
+    code: str
+    text: str
+    ranks: list[int] = []
+
+
+class Notice(_Message, frozen=True):
+    """What befell another member of the world.
+
+    Attributes:
+        kind: ``"lost"``: its connection ended without a goodbye. ``"left"``: it said goodbye. ``"failed"``: it said why it fails.
+        rank: Its rank in the world.
+        reason: Why, as a text.
+        info: What it told the others when it joined.
+    """
+
+    kind: Literal["lost", "left", "failed"]
+    rank: int
+    reason: str
+    info: dict[str, Any]
+
+
+class Notices(_Message, frozen=True):
+    """What befell other members since the last such message."""
+
+    notices: list[Notice]
+
+
+Answer: TypeAlias = Welcome | Roster | Formed | Done | Value | Number | Refused | Notices
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_request_decoder: Final = msgspec.msgpack.Decoder(Request)
+_answer_decoder: Final = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(message: Request | Answer) -> bytes:
+    """Return the frame of a message."""
+    return _encoder.encode(message)
+
+
+def decode_request(frame: bytes) -> Request:
+    """Read what a member sent.
+
+    Raises:
+        MalformedMessageError: the frame is no request.
+    """
+    try:
+        request: Request = _request_decoder.decode(frame)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise MalformedMessageError(str(error)) from None
+    return request
+
+
+def decode_answer(frame: bytes) -> Answer:
+    """Read what a server sent.
+
+    Raises:
+        MalformedMessageError: the frame is no answer.
+    """
+    try:
+        answer: Answer = _answer_decoder.decode(frame)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise MalformedMessageError(str(error)) from None
+    return answer

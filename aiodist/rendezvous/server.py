@@ -1,0 +1,310 @@
+"""The rendezvous server: an aiohttp application that carries the state machine of `state` to its members and shows it to people."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import itertools
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+from aiohttp import WSMsgType, web
+
+from .job import Limits
+from .messages import (
+    MARK_HEADER,
+    MEMBERS_PATH,
+    PROTOCOL_VERSION,
+    Answer,
+    Hello,
+    MalformedMessageError,
+    Refused,
+    Welcome,
+    decode_request,
+    encode,
+)
+from .sockets import Address, check_token, is_loopback, keep_alive, listen
+from .state import Delivery, Service
+
+__all__ = ["RendezvousServer"]
+
+_WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
+_HELLO_S: Final = 10.0
+_CLOSE_S: Final = 1.0
+_ENVELOPE_NBYTES: Final = 1 << 17
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_log = logging.getLogger("aiodist.rendezvous")
+
+
+class _Connection:
+    """One member's WebSocket, with the frames that queue for it."""
+
+    def __init__(self, number: int, request: web.Request, ws: web.WebSocketResponse, max_nbytes: int) -> None:
+        self.number = number
+        self.ws = ws
+        self._request = request
+        self._max_nbytes = max_nbytes
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._nbytes = 0
+
+    def post(self, frame: bytes) -> None:
+        """Queue a frame; a peer that lets too much queue up is dropped."""
+        self._nbytes += len(frame)
+        if self._nbytes <= self._max_nbytes:
+            self._queue.put_nowait(frame)
+        elif self._request.transport is not None:
+            _log.warning("a member does not read: its connection is dropped with %d bytes waiting", self._nbytes)
+            self._request.transport.abort()
+
+    def finish(self) -> None:
+        """Nothing comes after what is queued."""
+        self._queue.put_nowait(None)
+
+    async def write(self) -> None:
+        """Send what is queued until `finish`."""
+        with suppress(ConnectionError):
+            while (frame := await self._queue.get()) is not None:
+                await self.ws.send_bytes(frame)
+                self._nbytes -= len(frame)
+
+
+class RendezvousServer:
+    """Serves many jobs on one port, in the event loop it is started on.
+
+    Members hold a WebSocket at ``/api/v1/members``. People and tools read ``/healthz`` (no token needed) and
+    ``/api/v1/jobs/{job}``. Nothing survives the end of the server, and members do not reconnect.
+
+    Args:
+        host: The name or address to listen on. Outside the loopback interface it needs a token.
+        port: The port; 0 lets the kernel choose one, which `address` then tells.
+        token: The bearer token that everything but ``/healthz`` asks for.
+        insecure: Listen outside the loopback interface without a token all the same.
+        limits: What the server holds at most.
+
+    Raises:
+        ValueError: the token is empty or can not stand in an HTTP header.
+    """
+
+    def __init__(
+        self, host: str = "127.0.0.1", port: int = 0, *, token: str | None = None, insecure: bool = False, limits: Limits | None = None
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._token = check_token(token)
+        self._insecure = insecure
+        self._service = Service(limits)
+        self._limits = self._service.limits
+        self._connections: dict[int, _Connection] = {}
+        self._numbers = itertools.count(1)
+        self._runner: web.AppRunner | None = None
+        self._owner: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._address: Address | None = None
+        self._closing = False
+
+    @property
+    def address(self) -> str:
+        """``http://host:port`` with the real port.
+
+        Raises:
+            RuntimeError: the server was not started.
+        """
+        if self._address is None:
+            raise RuntimeError("the rendezvous server has no address before it is started")
+        return str(self._address)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def start(self) -> None:
+        """Listen, and serve from now on.
+
+        Raises:
+            OSError: naming host and port; for example the port is in use.
+            ValueError: the host can be reached from outside and there is no token.
+        """
+        if self._runner is not None:
+            raise RuntimeError("the rendezvous server was started before")
+        sock = listen(self._host, self._port)
+        if not (is_loopback(sock) or self._token or self._insecure):
+            sock.close()
+            raise ValueError(f"listening on {self._host} lets other hosts in: give a token, or say insecure")
+        self._runner = web.AppRunner(self._app(), handle_signals=False, access_log=None, shutdown_timeout=_CLOSE_S)
+        try:
+            await self._runner.setup()
+            await web.SockSite(self._runner, sock, backlog=1024).start()
+        except BaseException:
+            sock.close()
+            await self._runner.cleanup()
+            raise
+        host = socket.gethostname() if self._host in _WILDCARDS else self._host
+        self._address = Address("http", host, sock.getsockname()[1])
+        self._owner = asyncio.create_task(self._own(self._runner), name=f"aiodist rendezvous {self._address}")
+        await asyncio.sleep(0)  # A task that is cancelled before its first step would clean nothing up.
+        _log.info("rendezvous listens at %s", self._address)
+
+    async def aclose(self) -> None:
+        """Stop listening and close all connections; takes a few seconds at most. Nobody is told that members are lost."""
+        self._stop.set()
+        if self._owner is not None:
+            await asyncio.wait((self._owner,))
+
+    async def _own(self, runner: web.AppRunner) -> None:
+        """Ends the server when it is closed, or when the loop ends and cancels its tasks."""
+        try:
+            await self._stop.wait()
+        finally:
+            self._closing = True
+            if self._timer is not None:
+                self._timer.cancel()
+            await runner.cleanup()
+
+    def _app(self) -> web.Application:
+        app = web.Application(middlewares=[self._guard])
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/api/v1/jobs/{job}", self._show_job)
+        app.router.add_get(MEMBERS_PATH, self._serve_member)
+        app.on_response_prepare.append(_mark)
+        app.on_shutdown.append(self._close_connections)
+        return app
+
+    # -- HTTP --------------------------------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        if self._token is not None and request.path != "/healthz":
+            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+                _log.warning("refused a request from %s: wrong or missing token", request.remote)
+                return _json({"error": "the bearer token is wrong or missing"}, 401, {"WWW-Authenticate": "Bearer"})
+        return await handler(request)
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return _json({"status": "ok", "service": "aiodist-rendezvous", "protocol": PROTOCOL_VERSION})
+
+    async def _show_job(self, request: web.Request) -> web.Response:
+        name = request.match_info["job"]
+        view = self._service.describe(name, asyncio.get_running_loop().time())
+        return _json({"error": f"no job {name[:128]!r} is known"}, 404) if view is None else _json(view)
+
+    # -- members -----------------------------------------------------------------------------------------------------------------
+
+    async def _serve_member(self, request: web.Request) -> web.StreamResponse:
+        if "Origin" in request.headers:
+            return _json({"error": "this is for members, not for pages in a browser"}, 403)
+        if self._closing or len(self._connections) >= self._limits.connections:
+            return _json({"error": f"the rendezvous holds {self._limits.connections} connections and takes no more"}, 503)
+        ws = web.WebSocketResponse(timeout=_CLOSE_S, compress=False, max_msg_size=self._limits.value_nbytes + _ENVELOPE_NBYTES)
+        if not ws.can_prepare(request):
+            return _json({"error": "members speak WebSocket here"}, 426, {"Upgrade": "websocket"})
+        await ws.prepare(request)
+        keep_alive(ws.get_extra_info("socket"))
+        connection = _Connection(next(self._numbers), request, ws, self._limits.outgoing_nbytes)
+        self._connections[connection.number] = connection
+        writer = asyncio.create_task(connection.write())
+        reason = "the server failed"
+        try:
+            reason = await self._converse(connection)
+        finally:
+            del self._connections[connection.number]
+            if not self._closing:
+                self._deliver(self._service.disconnect(connection.number, reason, asyncio.get_running_loop().time()))
+            connection.finish()
+            await asyncio.wait((writer,), timeout=_CLOSE_S)
+            writer.cancel()
+            await ws.close()
+        return ws
+
+    async def _converse(self, connection: _Connection) -> str:
+        """Take a member's frames until its connection ends, and say how it ended."""
+        limits = self._limits
+        welcome = Welcome(PROTOCOL_VERSION, limits.key_nbytes, limits.value_nbytes)
+        greeted = False
+        while True:
+            try:
+                frame = await connection.ws.receive(timeout=None if greeted else _HELLO_S)
+            except TimeoutError:
+                return "it did not say hello"
+            if frame.type not in (WSMsgType.BINARY, WSMsgType.TEXT):
+                return _why_ended(frame.type, connection.ws)
+            try:
+                if frame.type is WSMsgType.TEXT:
+                    raise MalformedMessageError("a text frame; messages are binary")
+                request = decode_request(frame.data)
+            except MalformedMessageError as error:
+                connection.post(encode(Refused(0, "malformed", f"that is no message of protocol {PROTOCOL_VERSION}: {error}")))
+                return f"it sent what is no message: {error}"
+            if greeted:
+                self._deliver(self._service.handle(connection.number, request, asyncio.get_running_loop().time()))
+                continue
+            refusal = _check_hello(request)
+            connection.post(encode(refusal or welcome))
+            if refusal is not None:
+                return refusal.text
+            greeted = True
+
+    def _deliver(self, deliveries: Iterable[Delivery]) -> None:
+        """Queue messages for their connections; the same message for many of them is encoded once."""
+        last: Answer | None = None
+        frame = b""
+        for conn, message in deliveries:
+            if message is not last:
+                last, frame = message, encode(message)
+            connection = self._connections.get(conn)
+            if connection is not None:
+                connection.post(frame)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        deadline = self._service.next_deadline()
+        if self._timer is not None:
+            if self._timer.when() == deadline and not self._timer.cancelled():
+                return
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None and not self._closing:
+            self._timer = asyncio.get_running_loop().call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._deliver(self._service.expire(asyncio.get_running_loop().time()))
+
+    async def _close_connections(self, app: web.Application) -> None:
+        closing = [connection.ws.close(code=1001, message=b"the rendezvous is closed") for connection in self._connections.values()]
+        await asyncio.gather(*closing, return_exceptions=True)
+
+
+async def _mark(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers[MARK_HEADER] = str(PROTOCOL_VERSION)
+
+
+def _json(content: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=msgspec.json.encode(content), status=status, headers=headers, content_type="application/json")
+
+
+def _check_hello(request: object) -> Refused | None:
+    if not isinstance(request, Hello):
+        return Refused(0, "state", "the first message must be a hello")
+    if request.version != PROTOCOL_VERSION:
+        return Refused(0, "version", f"this server speaks protocol version {PROTOCOL_VERSION}, the client {request.version}")
+    return None
+
+
+def _why_ended(kind: WSMsgType, ws: web.WebSocketResponse) -> str:
+    if kind is WSMsgType.CLOSE:
+        return "it closed its connection without a goodbye"
+    error = ws.exception()
+    if kind is WSMsgType.ERROR and error is not None:
+        return f"its connection failed: {error}"
+    return "its connection to the rendezvous ended"

@@ -1,0 +1,336 @@
+"""Opening the world: how a rank finds its place and its peers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Generator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from aiodist import _core, registry
+from aiodist.backends import attach
+from aiodist.config import DEFAULT_TIMEOUT, Settings
+from aiodist.errors import RendezvousError, TransportError
+from aiodist.group import Group
+from aiodist.ops.checks import check_timeout
+
+if TYPE_CHECKING:  # loaded when a world has peers: a world of one needs no HTTP
+    from aiodist.rendezvous.client import Membership, Notice, RendezvousClient
+
+__all__ = ["init", "local_world"]
+
+_DEFAULT_JOB: Final = "default"
+_LOCAL_DRAIN_SECONDS: Final = 1.0
+_local_ids = itertools.count(1)
+# The generation of each job that this process was last a member of: the service then knows a comeback from a late joiner.
+_generations: dict[tuple[str, str], int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank belongs: arguments first, then AIODIST_* variables, then a world of one."""
+
+    rendezvous: str | None
+    rank: int | None
+    world_size: int
+    job: str
+    token: str | None
+    timeout: float
+
+
+def init(
+    *,
+    rendezvous: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    job: str | None = None,
+    token: str | None = None,
+    timeout: float | None = None,
+    device: str | None = None,
+    backend: str = "auto",
+    interface: str | None = None,
+) -> Opening:
+    """Open the world: ``async with aiodist.init() as world``, or ``world = await aiodist.init()`` and later ``await world.aclose()``.
+
+    What is not given comes from the AIODIST_* variables, which ``aiodist run`` sets; without either it is a world of one. Leaving the
+    block by an exception aborts the world, and that exception's text is what the other ranks' errors say.
+
+    Args:
+        rendezvous: Address of the rendezvous service, ``http[s]://host:port``; IPv6 in brackets.
+        rank: This process's rank; None takes a free one.
+        world_size: Number of ranks.
+        job: Name of the job on the service.
+        token: The service's bearer token.
+        timeout: Seconds that forming the world, and later every call, may take; 300 by default.
+        device: ``cpu``; other devices are not built yet.
+        backend: ``auto`` or ``shm``; others are not built yet.
+        interface: Not used yet: all ranks must be on one host.
+
+    Returns:
+        An object to await or to enter, which gives the world's `Group`.
+
+    Raises:
+        TypeError, ValueError: an argument or a variable is wrong.
+        RuntimeError: a world is open already.
+
+    Awaiting it raises `RendezvousError` or `TransportError` where the ranks do not find each other.
+    """
+    if device not in (None, "cpu"):
+        raise ValueError(f"device {device!r} is not built yet: only 'cpu' is")
+    if backend not in ("auto", "shm"):
+        raise ValueError(f"backend {backend!r} is not built yet: 'auto' and 'shm' are")
+    _refuse_second()
+    return Opening(_place(Settings.from_env(), rendezvous, rank, world_size, job, token, timeout))
+
+
+@contextlib.asynccontextmanager
+async def local_world(size: int, *, timeout: float | None = None) -> AsyncIterator[list[Group]]:  # noqa: ASYNC109 - of the calls, not of this
+    """Open `size` ranks in this process: ``async with aiodist.local_world(4) as groups``.
+
+    The groups may be used from one loop (the ranks' coroutines side by side), or each from a thread of its own.
+
+    Args:
+        size: Number of ranks.
+        timeout: Seconds that every call may take; 300 by default.
+
+    Yields:
+        The ranks' `Group` objects, in rank order.
+    """
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"size must be a whole number, not {type(size).__name__}")
+    if size < 1:
+        raise ValueError(f"size must be at least 1, not {size}")
+    groups = _make_local(size, check_timeout(timeout) or DEFAULT_TIMEOUT)
+    try:
+        yield groups
+    except BaseException as error:
+        for group in groups:
+            if not group.closed:
+                group.abort(f"the local world was left with {type(error).__name__}: {error}")
+        raise
+    finally:
+        await asyncio.gather(*(group.aclose() for group in groups))
+        _core.rest()
+
+
+class Opening:
+    """A world about to be opened; see `init`."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._world: Group | None = None
+
+    def __await__(self) -> Generator[Any, Any, Group]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Group:
+        self._world = await self._open()
+        return self._world
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._world is not None:
+            await self._world.__aexit__(kind, error, traceback)
+
+    async def _open(self) -> Group:
+        _refuse_second()
+        registry.set_world(_FORMING)
+        try:
+            world = _open_alone(self._place) if self._place.rendezvous is None else await _Forming(self._place).form()
+        except BaseException:
+            registry.set_world(None)
+            raise
+        registry.set_world(world)
+        return world
+
+
+_FORMING: Final = "forming"
+
+
+def _refuse_second() -> None:
+    if registry.current_world() is not None:
+        raise RuntimeError("a world is open in this process already: close it with aclose() first")
+
+
+def _place(
+    settings: Settings,
+    rendezvous: str | None,
+    rank: int | None,
+    world_size: int | None,
+    job: str | None,
+    token: str | None,
+    timeout: float | None,
+) -> Place:
+    for name, value in (("rank", rank), ("world_size", world_size)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise TypeError(f"{name} must be a whole number, not {type(value).__name__}")
+    address = rendezvous if rendezvous is not None else settings.rendezvous
+    size = world_size if world_size is not None else settings.world_size
+    own = rank if rank is not None else settings.rank
+    if address is None and size in (None, 1) and own in (None, 0):
+        size = 1
+    elif address is None:
+        raise ValueError(f"a world of {size} ranks needs a rendezvous: pass rendezvous= or set AIODIST_RENDEZVOUS, or use `aiodist run`")
+    if size is None:
+        raise ValueError("world_size is not given: pass it or set AIODIST_WORLD_SIZE")
+    if size < 1:
+        raise ValueError(f"world_size must be at least 1, not {size}")
+    if own is not None and not 0 <= own < size:
+        raise ValueError(f"rank {own} is not a rank of a world of {size}")
+    return Place(
+        address,
+        own,
+        size,
+        job or settings.job or _DEFAULT_JOB,
+        token if token is not None else settings.token,
+        check_timeout(timeout) or settings.timeout or DEFAULT_TIMEOUT,
+    )
+
+
+def _make_local(size: int, timeout: float) -> list[Group]:
+    tuning = _core.default_tuning(size)
+    number = next(_local_ids)
+    process = _core.this_process()
+    offsets: list[int] = []
+    try:
+        offsets += (_core.reserve(tuning, number, rank, size) for rank in range(size))
+    except BaseException:
+        for offset in offsets:
+            _core.release(offset)
+        raise
+    members = [(process, offset) for offset in offsets]
+    return [
+        Group("world", number, rank, tuning, offsets[rank], members, timeout, drain_seconds=_LOCAL_DRAIN_SECONDS) for rank in range(size)
+    ]
+
+
+def _open_alone(place: Place) -> Group:
+    tuning = _core.default_tuning(1)
+    number = next(_local_ids)
+    offset = _core.reserve(tuning, number, 0, 1)
+
+    async def on_close(reason: str | None) -> None:
+        registry.set_world(None)
+        _core.rest()
+
+    return Group("world", number, 0, tuning, offset, [(_core.this_process(), offset)], place.timeout, on_close=on_close)
+
+
+class _Forming:
+    """Forms a world with peers. Its I/O is on the control thread, so that nothing the caller's loop does can delay it."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._deadline = time.monotonic() + place.timeout
+        self._notice: Notice | None = None
+        self._server: socket.socket | None = None
+        self._client: RendezvousClient | None = None
+
+    async def form(self) -> Group:
+        from aiodist.rendezvous.thread import ControlThread
+
+        place = self._place
+        control = ControlThread()
+        try:
+            membership, attachment, offset = await asyncio.wrap_future(control.submit(self._meet()))
+        except BaseException:
+            control.close()
+            raise
+
+        async def on_close(reason: str | None) -> None:
+            with contextlib.suppress(RendezvousError, RuntimeError):
+                await asyncio.wrap_future(control.submit(self._leave(reason)))
+            control.close()
+            registry.set_world(None)
+            _core.rest()
+
+        return Group(
+            "world",
+            _channel_id(place.job, membership.generation, "world"),
+            membership.rank,
+            attachment.tuning,
+            offset,
+            attachment.members,
+            place.timeout,
+            on_close=on_close,
+        )
+
+    async def _meet(self) -> tuple[Membership, attach.Attachment, int]:
+        from aiodist.rendezvous.client import RendezvousClient
+
+        place = self._place
+        assert place.rendezvous is not None  # noqa: S101 - _open() looked
+        self._server, name = attach.listen()
+        self._client = client = RendezvousClient(
+            place.rendezvous, job=place.job, token=place.token, timeout=place.timeout, on_notice=self._on_notice
+        )
+        try:
+            await client.connect()
+            info = {"pid": os.getpid(), "host": socket.gethostname(), "identity": attach.host_identity(), "socket": name}
+            key = (place.rendezvous, place.job)
+            membership = await client.join(
+                world_size=place.world_size, rank=place.rank, info=info, after=_generations.get(key, 0)
+            )
+            _generations[key] = membership.generation
+            attachment, offset = await asyncio.get_running_loop().run_in_executor(None, self._attach, membership)
+        except BaseException as error:
+            await self._leave(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            self._server.close()
+        return membership, attachment, offset
+
+    def _attach(self, membership: Membership) -> tuple[attach.Attachment, int]:
+        """Exchange memory with the other ranks; on a thread of its own, since sockets with descriptors are best used blocking."""
+        place, rank = self._place, membership.rank
+        _check_one_host(membership)
+        tuning = _core.default_tuning(place.world_size)
+        offset = _core.reserve(tuning, _channel_id(place.job, membership.generation, "world"), rank, place.world_size)
+        secret = attach.Secret(place.job, membership.generation, place.token)
+        try:
+            if rank == 0:
+                assert self._server is not None  # noqa: S101 - _meet() made it
+                return attach.attach_as_hub(self._server, secret, place.world_size, offset, tuning, self._deadline), offset
+            hub = membership.members[0]["socket"]
+            return attach.attach_to_hub(hub, secret, rank, place.world_size, offset, self._deadline), offset
+        except (OSError, TransportError) as error:
+            _core.release(offset)
+            if self._notice is None:
+                raise
+            peer = self._notice.rank
+            raise RendezvousError(f"rank {peer} was {self._notice.kind} while the world formed: {self._notice.reason}", ranks=(peer,)) from error
+
+    def _on_notice(self, notice: Notice) -> None:
+        # Only of interest while the world forms: afterwards the data path itself sees who is gone.
+        if self._notice is None:
+            self._notice = notice
+        if self._server is not None and self._server.fileno() >= 0:
+            with contextlib.suppress(OSError):
+                self._server.shutdown(socket.SHUT_RDWR)  # ends a pending accept()
+
+    async def _leave(self, reason: str | None) -> None:
+        if self._client is not None:
+            with contextlib.suppress(RendezvousError):
+                await self._client.leave(reason)
+            await self._client.aclose()
+
+
+def _check_one_host(membership: Membership) -> None:
+    own = membership.members[membership.rank]
+    elsewhere = [rank for rank, info in enumerate(membership.members) if info["identity"] != own["identity"]]
+    if elsewhere:
+        raise TransportError(
+            f"ranks {elsewhere} are on other hosts than rank {membership.rank} ({own['host']}): the network path is not built yet",
+            rank=membership.rank,
+            ranks=elsewhere,
+        )
+
+
+def _channel_id(job: str, generation: int, name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{job}\0{generation}\0{name}".encode()).digest()[:8], "little")

@@ -1,0 +1,1 @@
+"""Benchmarks of aiodist beside its peers; not part of the installed package."""

@@ -1,0 +1,75 @@
+"""The speed that the project promises on one host with two ranks, compared with what a run measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.cases import Case
+from benchmarks.results import Line, Results
+
+__all__ = ["TARGETS", "Target", "format_targets"]
+
+_KIB, _MIB = 1 << 10, 1 << 20
+_LARGE = (64 * _KIB, _MIB, 16 * _MIB, 64 * _MIB)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A line's time must be at most `due` times that of what it is measured against.
+
+    Attributes:
+        collective: which call.
+        sizes: bytes.
+        variant: how aiodist is called.
+        against: ``MPI`` for the fastest one, ``gloo``, or a variant of aiodist.
+        due: largest ratio of times that meets the target.
+        stretch: largest ratio that meets the ambition beyond it.
+    """
+
+    collective: str
+    sizes: tuple[int, ...]
+    variant: str
+    against: str
+    due: float
+    stretch: float
+
+
+def _all() -> Iterator[Target]:
+    yield Target("all_reduce", (8,), "blocking-private", "MPI", 0.7, 0.5)
+    yield Target("all_reduce", (8,), "awaited-private", "MPI", 1.0, 0.8)
+    for kind, faster in (("private", ((2.0, 2.5), (1.5, 2.0), (2.3, 3.0))), ("shared", ((2.5, 2.5), (2.0, 2.0), (3.0, 3.0)))):
+        for sizes, (due, stretch) in zip(((64 * _KIB,), (_MIB,), (16 * _MIB, 64 * _MIB)), faster, strict=True):
+            yield Target("all_reduce", sizes, f"blocking-{kind}", "MPI", 1 / due, 1 / stretch)
+        yield Target("all_reduce", _LARGE, f"blocking-{kind}", "gloo", 1 / 10, 1 / 10)
+        yield Target("all_reduce", _LARGE, f"awaited-{kind}", f"blocking-{kind}", 1.1, 1.05)
+    for collective in ("broadcast", "all_gather", "reduce_scatter"):
+        yield Target(collective, _LARGE, "blocking-private", "MPI", 1 / 1.5, 1 / 2)
+
+
+TARGETS = tuple(_all())
+"""Every target on single calls at two ranks."""
+
+
+def format_targets(results: Results) -> list[str]:
+    """Return a line for each target and size that the run measured, and for each it could not judge."""
+    lines = []
+    for target in TARGETS:
+        for case in results.measured:
+            if case.collective == target.collective and case.nbytes in target.sizes and case.ranks == 2:
+                lines.append(_verdict(results, target, case))
+    return lines
+
+
+def _verdict(results: Results, target: Target, case: Case) -> str:
+    line = Line("aiodist", target.variant)
+    if target.against == "MPI":
+        ratio = results.ratio_to_mpi(case, line)
+    else:
+        other = Line("gloo") if target.against == "gloo" else Line("aiodist", target.against)
+        ratio = results.ratio_to(case, line, other)
+    what = f"{case.collective} {case.nbytes} B {target.variant} / {target.against}"
+    if ratio is None:
+        return f"unknown  {what}: not measured, due <= {target.due:.2f}"
+    word = "stretch" if ratio <= target.stretch else "met" if ratio <= target.due else "NOT MET"
+    return f"{word:<8} {what}: {ratio:.2f} ({1 / ratio:.2f}x faster), due <= {target.due:.2f}, stretch <= {target.stretch:.2f}"

@@ -1,0 +1,1 @@
+"""Small models of the native core's shared-memory protocols, explored exhaustively."""

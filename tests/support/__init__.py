@@ -1,0 +1,1 @@
+"""What the tests share: the numpy oracle, the ways to run ranks, and the programs that ranks run."""

@@ -1,0 +1,218 @@
+"""The pure parts of the benchmark: bandwidth factors, the check of results, statistics, ratios, the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.cases import COLLECTIVES, DTYPES, GARBAGE, Case
+from benchmarks.collectives import main
+from benchmarks.controller import Settings
+from benchmarks.launchers import MPIS, PEERS, plan_launch
+from benchmarks.report import format_idle
+from benchmarks.results import Line, Measurement, Results, pool_ranks
+from benchmarks.table import format_table
+from benchmarks.targets import format_targets
+
+MIB = 1 << 20
+
+
+def answers(times: list[float], *, wrong: int = 0) -> list[dict[str, Any]]:
+    """Return what two ranks would answer, the second one 10 % faster."""
+    slow = {"batches_us": times, "calls_us": times, "wrong": wrong}
+    return [slow, {"batches_us": [time * 0.9 for time in times], "calls_us": [time * 0.9 for time in times], "wrong": 0}]
+
+
+def measured(times: dict[str, float], *, asked: list[str], case: Case) -> Results:
+    """Return results in which each line of `times`, "peer" or "aiodist variant", took that long."""
+    results = Results(asked=asked, mpis=MPIS)
+    for name, time in times.items():
+        peer, _, variant = name.partition(" ")
+        results.add(case, Line(peer, variant), answers([time]))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "factor"),
+    [
+        ("all_reduce", 2, 1.0),
+        ("all_reduce", 4, 1.5),
+        ("broadcast", 4, 1.0),
+        ("all_gather", 2, 0.5),
+        ("all_gather", 4, 0.75),
+        ("reduce_scatter", 4, 0.75),
+        ("all_reduce", 1, 0.0),
+    ],
+)
+def test_bandwidths_use_the_factors_of_nccl_tests(collective: str, ranks: int, factor: float) -> None:
+    case = Case.sized(collective, MIB, ranks=ranks)
+    assert case.nbytes == MIB
+    assert case.algbw(1e-3) == pytest.approx(MIB / 1e6)
+    assert case.busbw(1e-3) == pytest.approx(case.algbw(1e-3) * factor)
+
+
+def test_count_is_a_rank_s_chunk_where_there_are_chunks() -> None:
+    assert Case.sized("all_reduce", MIB, ranks=4).count == MIB // 4
+    gather = Case.sized("all_gather", MIB, ranks=4)
+    assert (gather.count, gather.input_length, gather.output_length) == (MIB // 16, MIB // 16, MIB // 4)
+    scatter = Case.sized("reduce_scatter", MIB, ranks=4)
+    assert (scatter.count, scatter.input_length, scatter.output_length) == (MIB // 16, MIB // 4, MIB // 16)
+
+
+def test_sizes_are_cut_to_whole_elements_and_one_at_least() -> None:
+    assert Case.sized("all_reduce", 7, ranks=2).nbytes == 4
+    assert Case.sized("all_gather", 1, ranks=3).nbytes == 12
+    assert Case.sized("barrier", 1024, ranks=2).nbytes == 0
+
+
+@pytest.mark.parametrize("bad", [{"collective": "all_to_none"}, {"dtype": "float8"}, {"op": "median"}, {"ranks": 0}])
+def test_unknown_names_are_refused(bad: dict[str, Any]) -> None:
+    right: dict[str, Any] = {"collective": "all_reduce", "nbytes": 8, "dtype": "float32", "op": "sum", "ranks": 2}
+    with pytest.raises(ValueError, match=r"is unknown|must be between"):
+        Case.sized(**right | bad)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 16])
+@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "barrier"])
+def test_expected_is_what_numpy_says(collective: str, ranks: int, dtype: str) -> None:
+    case = Case.sized(collective, 4000, dtype=dtype, ranks=ranks)
+    inputs = [case.contribution(rank, 3) for rank in range(ranks)]
+    total = np.stack(inputs).astype(np.float64).sum(axis=0, keepdims=True)[0]
+    for rank in range(ranks):
+        want = {
+            "all_reduce": total,
+            "broadcast": inputs[0],
+            "all_gather": np.concatenate(inputs),
+            "reduce_scatter": total[rank * case.count : (rank + 1) * case.count],
+        }[collective]
+        got = case.expected(rank, 3)
+        assert got.dtype == np.dtype(dtype)
+        assert np.array_equal(got, want)
+
+
+def test_sums_are_exact_in_float32_at_every_allowed_rank_count() -> None:
+    for ranks in (2, 16, 17, 128, 129, 2048):
+        case = Case.sized("all_reduce", 4, ranks=ranks)
+        highest = max(float(case.contribution(rank, 0)[0]) for rank in range(ranks))
+        assert ranks * highest < 2**24
+
+
+def test_data_differs_between_elements_ranks_and_rounds() -> None:
+    case = Case.sized("all_reduce", MIB, ranks=2)
+    first, second, later = case.contribution(0, 1), case.contribution(1, 1), case.contribution(0, 2)
+    assert np.unique(first).size == first.size
+    assert np.count_nonzero(first == second) <= 1
+    assert np.count_nonzero(first == later) <= 1
+    assert not np.any(first == GARBAGE)
+
+
+def test_a_shifted_segment_a_garbage_element_and_a_wrong_shape_are_counted() -> None:
+    case = Case.sized("all_reduce", 16 * MIB, ranks=2)
+    right = case.expected(0, 1)
+    assert case.wrong(right.copy(), right) == 0
+    shifted = np.roll(right, 16384)
+    assert case.wrong(shifted, right) > right.size // 2
+    spoiled = right.copy()
+    spoiled[17] = GARBAGE
+    assert case.wrong(spoiled, right) == 1
+    assert case.wrong(right[:-1], right) == right.size
+    assert case.wrong(right.astype(np.float64), right) == right.size
+
+
+def test_a_case_survives_the_wire() -> None:
+    case = Case.sized("reduce_scatter", 4096, op="max", ranks=3)
+    assert Case.from_wire(case.to_wire()) == case
+
+
+def test_a_time_is_the_slowest_rank_s_and_the_median_of_all_rounds() -> None:
+    assert pool_ranks([[1.0, 5.0], [2.0, 4.0]]) == [2.0, 5.0]
+    found = Measurement()
+    found.add(answers([1.0, 100.0], wrong=2))
+    found.add(answers([2.0, 3.0, 4.0], wrong=1))
+    assert found.time_us == 3.0
+    assert found.p99_us == 100.0
+    assert found.wrong == 3
+
+
+def test_ratios_are_to_the_fastest_mpi() -> None:
+    case = Case.sized("all_reduce", 8, ranks=2)
+    results = measured(
+        {"aiodist blocking-private": 1.0, "mpich": 4.0, "impi": 2.0, "gloo": 500.0}, asked=["aiodist", "mpich", "impi", "gloo"], case=case
+    )
+    assert results.fastest_mpi(case) == ("impi", 2.0)
+    assert results.ratio_to_mpi(case, Line("aiodist", "blocking-private")) == 0.5
+    text = format_table(results)
+    assert "impi*" in text
+    assert "MPI = the fastest (*) of mpich, impi." in text
+    assert "not run: openmpi: not asked for" in text
+
+
+def test_no_ratio_to_mpi_when_one_that_was_asked_for_did_not_run() -> None:
+    case = Case.sized("all_reduce", 8, ranks=2)
+    results = measured({"aiodist blocking-private": 1.0, "mpich": 4.0, "gloo": 500.0}, asked=["aiodist", *PEERS], case=case)
+    results.not_run["impi"] = "no environment"
+    results.not_run["openmpi"] = "it crashed"
+    assert results.ratio_to_mpi(case, Line("aiodist", "blocking-private")) is None
+    text = format_table(results)
+    row = next(line for line in text.splitlines() if "aiodist blocking-private" in line)
+    assert row.split()[-2:] == ["-", "0.002"]
+    assert "not run: impi: no environment" in text
+    assert "not run: openmpi: it crashed" in text
+
+
+def test_a_library_that_failed_half_way_is_neither_printed_nor_compared_with() -> None:
+    case = Case.sized("all_reduce", 8, ranks=2)
+    results = measured({"aiodist blocking-private": 1.0, "mpich": 4.0, "gloo": 500.0}, asked=["aiodist", "mpich", "gloo"], case=case)
+    results.failed["gloo", "all_reduce"] = "no answer within 5 s"
+    assert results.ratio_to(case, Line("aiodist", "blocking-private"), Line("gloo")) is None
+    text = format_table(results)
+    assert "not run: gloo all_reduce: no answer within 5 s" in text
+    assert not any(line.split()[4:5] == ["gloo"] for line in text.splitlines())
+
+
+def test_without_any_mpi_the_table_says_so() -> None:
+    case = Case.sized("barrier", 0, ranks=2)
+    results = measured({"aiodist blocking-private": 1.0}, asked=["aiodist"], case=case)
+    assert results.fastest_mpi(case) is None
+    assert "No MPI was asked for" in format_table(results)
+
+
+def test_targets_are_judged_only_where_both_sides_ran() -> None:
+    case = Case.sized("all_reduce", 8, ranks=2)
+    times = {"aiodist blocking-private": 1.2, "aiodist awaited-private": 2.5, "mpich": 2.0}
+    results = measured(times, asked=["aiodist", "mpich"], case=case)
+    blocking, awaited = format_targets(results)
+    assert blocking.startswith("met ")
+    assert awaited.startswith("NOT MET")
+    results.not_run["mpich"] = "gone"
+    assert all(line.startswith("unknown") for line in format_targets(results))
+
+
+def test_batches_shrink_with_the_time_of_a_call() -> None:
+    settings = Settings(max_calls=300, batch_ms=60.0)
+    assert settings.calls(1.0) == 300
+    assert settings.calls(1000.0) == 60
+    assert settings.calls(1e6) == 2
+
+
+def test_ranks_that_do_not_sleep_are_reported() -> None:
+    assert format_idle({"mpich": (0.1, 100.0)}) == []
+    (warning,) = format_idle({"mpich": (50.0, 100.0)})
+    assert "mpich" in warning and "50.0%" in warning
+
+
+def test_a_peer_without_environment_names_the_script_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"peers/setup\.sh mpich"):
+        plan_launch("mpich", 2, "sock", "store", envs=tmp_path)
+
+
+def test_the_command_line_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--peers", "mpitch"], ["--collectives", "all"], ["--sizes", "0"], ["--ranks", "0"], ["--rounds", "0"]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+        assert arguments[0].strip("-") in capsys.readouterr().err
