@@ -9,7 +9,8 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Generator
+import weakref
+from collections.abc import Generator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -90,34 +91,44 @@ def init(
     return Opening(_place(Settings.from_env(), rendezvous, rank, world_size, job, token, timeout))
 
 
-@contextlib.asynccontextmanager
-async def local_world(size: int, *, timeout: float | None = None) -> AsyncIterator[list[Group]]:  # noqa: ASYNC109 - of the calls, not of this
+class LocalWorld:
+    """A world of ranks in this process, to be entered; see `local_world`."""
+
+    def __init__(self, size: int, timeout: float) -> None:
+        self._size = size
+        self._timeout = timeout
+        self._groups: list[weakref.ref[Group]] = []
+
+    async def __aenter__(self) -> list[Group]:
+        groups = _make_local(self._size, self._timeout)
+        # Weak: groups that are dropped unclosed are noticed, whoever still holds this object.
+        self._groups = [weakref.ref(group) for group in groups]
+        return groups
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        groups = [group for reference in self._groups if (group := reference()) is not None]
+        await asyncio.gather(*(group.__aexit__(kind, error, traceback) for group in groups))
+        _core.rest()
+
+
+def local_world(size: int, *, timeout: float | None = None) -> LocalWorld:
     """Open `size` ranks in this process: ``async with aiodist.local_world(4) as groups``.
 
-    The groups may be used from one loop (the ranks' coroutines side by side), or each from a thread of its own.
+    Entering gives the ranks' `Group` objects, in rank order. They may be used from one loop (the ranks' coroutines side by side), or each
+    from a thread of its own. Leaving closes them; by an exception it aborts them first, with that exception's text as the reason.
 
     Args:
         size: Number of ranks.
         timeout: Seconds that every call may take; 300 by default.
 
-    Yields:
-        The ranks' `Group` objects, in rank order.
+    Raises:
+        TypeError, ValueError: an argument is wrong.
     """
     if isinstance(size, bool) or not isinstance(size, int):
         raise TypeError(f"size must be a whole number, not {type(size).__name__}")
     if size < 1:
         raise ValueError(f"size must be at least 1, not {size}")
-    groups = _make_local(size, check_timeout(timeout) or DEFAULT_TIMEOUT)
-    try:
-        yield groups
-    except BaseException as error:
-        for group in groups:
-            if not group.closed:
-                group.abort(f"the local world was left with {type(error).__name__}: {error}")
-        raise
-    finally:
-        await asyncio.gather(*(group.aclose() for group in groups))
-        _core.rest()
+    return LocalWorld(size, check_timeout(timeout) or DEFAULT_TIMEOUT)
 
 
 class Opening:

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -16,14 +17,7 @@ from aiodist import AllreduceCallback
 from aiodist.group import Group
 
 Array = npt.NDArray[Any]
-SHAPES: dict[str, tuple[int, ...]] = {
-    "c.bias": (3,),
-    "c.weight": (5, 3),
-    "b.scale": (),
-    "b.none": (0, 4),
-    "a.bias": (7,),
-    "a.weight": (2, 7),
-}
+SHAPES: dict[str, tuple[int, ...]] = {"c.b": (3,), "c.w": (5, 3), "b.scale": (), "b.none": (0, 4), "a.b": (7,), "a.w": (2, 7)}
 TRIPLES = [(name, shape, np.float64) for name, shape in SHAPES.items()]
 
 
@@ -179,7 +173,8 @@ async def test_layouts_and_scalars_are_taken_by_value() -> None:
 
 async def test_every_dtype_keeps_its_own_and_a_mean_of_integers_is_float64() -> None:
     # Mixed dtypes must never meet in one bucket (the integer one is a counter kept beside the weights).
-    kinds = {"half": np.float16, "single": np.float32, "complex": np.complex64, "counter": np.int32, "large": np.float32}
+    kinds: dict[str, Any] = {"half": np.float16, "brain": ml_dtypes.bfloat16, "single": np.float32, "complex": np.complex64}
+    kinds |= {"counter": np.int32, "large": np.float32}
     shapes = {name: (1000,) if name == "large" else (2,) for name in kinds}
 
     async def run(group: Group) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import os
 import re
@@ -97,6 +98,26 @@ async def test_training_on_several_ranks_equals_training_on_one_process(ranks: i
         assert list(outcome.step.layers) == ["layer2", "layer1"]
         for name, value in alone.parameters.items():
             np.testing.assert_allclose(network.parameters[name], value, atol=1e-12)
+
+
+@needs_extra
+async def test_a_cancelled_training_leaves_nothing_behind() -> None:
+    troubles: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: troubles.append(context))
+    digits, begun = data.load(), asyncio.Event()
+    async with asyncio.timeout(50), aiodist.local_world(2) as groups:
+        tasks = [asyncio.create_task(train_parallel(group, Recipe(), digits, lambda step, loss: begun.set())) for group in groups]
+        await begun.wait()
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(end) for end in ends] == [asyncio.CancelledError] * 2
+        for group in groups:
+            group.abort("the training was given up")
+    del tasks, ends
+    gc.collect()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert troubles == []
 
 
 def test_a_step_knows_where_its_time_went() -> None:

@@ -274,7 +274,8 @@ async def _identity(group: aiodist.Group) -> None:
         assert_same(result, x)
         assert not np.shares_memory(result, x)
     assert await group.all_reduce(x, out=x) is x
-    assert await group.barrier() is None
+    nothing: Any = group.barrier()
+    assert await nothing is None
 
 
 def test_a_group_of_one_rank_copies(run_ranks: RunRanks) -> None:

@@ -423,6 +423,13 @@ void Communicator::break_group(FailurePtr failure) {
         broken_.store(true, std::memory_order_release);  // pairs with failure(): only a hint that there is one
     }
     if (block_->abort_from.load(std::memory_order_relaxed) == kNever) {  // only this thread writes it: we hold the claim
+        block_->abort_kind = static_cast<std::uint32_t>(failure_->kind);
+        for (const int q : failure_->ranks) {
+            const auto bit = static_cast<std::size_t>(q);
+            if (bit < kMaxNamedRanks) {
+                block_->abort_ranks[bit / 64] |= std::uint64_t{1} << bit % 64;
+            }
+        }
         const std::size_t nbytes = std::min(failure_->text.size(), kReasonNbytes - 1);
         std::memcpy(block_->reason, failure_->text.data(), nbytes);
         block_->reason[nbytes] = '\0';

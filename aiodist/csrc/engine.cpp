@@ -46,10 +46,16 @@ std::int32_t present_pid() noexcept {
     return pid_now.load(std::memory_order_relaxed);  // one thread only exists in a fresh child: nothing to order
 }
 
+Process::~Process() {
+    if (watched_by) {  // closing our descriptor is not enough: the peer holds the same open file
+        (void)::epoll_ctl(watched_by->get(), EPOLL_CTL_DEL, pidfd.get(), nullptr);
+    }
+}
+
 std::shared_ptr<Engine> Engine::create() { return std::shared_ptr<Engine>(new Engine); }
 
-Engine::Engine() : arena_(Arena::create()), self_(std::make_shared<Process>()), deaths_(::epoll_create1(EPOLL_CLOEXEC)), pid_(present_pid()) {
-    if (!deaths_) {
+Engine::Engine() : arena_(Arena::create()), self_(std::make_shared<Process>()), deaths_(std::make_shared<const Fd>(::epoll_create1(EPOLL_CLOEXEC))), pid_(present_pid()) {
+    if (!*deaths_) {
         throw_errno("epoll_create1");
     }
     self_->arena = std::make_shared<PeerArena>(arena_->share_fd());
@@ -74,9 +80,10 @@ std::shared_ptr<Process> Engine::attach(Fd arena, Fd bell, Fd pidfd, std::int32_
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.fd = process->pidfd.get();
-    if (::epoll_ctl(deaths_.get(), EPOLL_CTL_ADD, process->pidfd.get(), &event) != 0) {
+    if (::epoll_ctl(deaths_->get(), EPOLL_CTL_ADD, process->pidfd.get(), &event) != 0) {
         throw_errno("watching the process of a peer");
     }
+    process->watched_by = deaths_;
     {
         const std::lock_guard lock(mutex_);
         processes_.push_back(process);
@@ -382,7 +389,7 @@ void Engine::sleep(bool busy, TimePoint last_pending) {
     bool work = false;
     if (!busy) {
         if (!serve(work) && !work) {
-            sleep_on(wake_.fd(), deaths_.get(), -1, linger ? Clock::duration(kSlice) : std::chrono::hours(1));
+            sleep_on(wake_.fd(), deaths_->get(), -1, linger ? Clock::duration(kSlice) : std::chrono::hours(1));
         }
         asleep_.store(false, std::memory_order_relaxed);  // at worst somebody rings once too often
         wake_.drain();
@@ -390,7 +397,7 @@ void Engine::sleep(bool busy, TimePoint last_pending) {
     }
     sleepers_add(1);
     if (!serve(work)) {
-        sleep_on(wake_.fd(), deaths_.get(), bell_fd(), kSlice);
+        sleep_on(wake_.fd(), deaths_->get(), bell_fd(), kSlice);
     }
     sleepers_add(-1);
     asleep_.store(false, std::memory_order_relaxed);  // as above
@@ -422,7 +429,7 @@ bool Engine::look_for_deaths() {
         }
     }
     epoll_event events[16];
-    const int count = ::epoll_wait(deaths_.get(), events, 16, 0);
+    const int count = ::epoll_wait(deaths_->get(), events, 16, 0);
     for (int i = 0; i < count; ++i) {
         const int fd = events[i].data.fd;
         for (const auto& process : processes) {
@@ -430,7 +437,7 @@ bool Engine::look_for_deaths() {
                 news = true;
             }
         }
-        (void)::epoll_ctl(deaths_.get(), EPOLL_CTL_DEL, fd, nullptr);
+        (void)::epoll_ctl(deaths_->get(), EPOLL_CTL_DEL, fd, nullptr);
     }
     return news;
 }

@@ -19,9 +19,15 @@ class Communicator;
 
 /// A process whose memory we read: a peer, or this one.
 struct Process {
+    Process() = default;
+    Process(const Process&) = delete;
+    Process& operator=(const Process&) = delete;
+    ~Process();
+
     std::shared_ptr<PeerArena> arena;
     Bell bell;
     Fd pidfd;
+    std::shared_ptr<const Fd> watched_by;  // the engine's epoll that holds pidfd
     std::int32_t pid = 0;
     bool self = false;
     std::atomic<bool> dead{false};
@@ -106,7 +112,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::shared_ptr<Arena> arena_;
     std::shared_ptr<Process> self_;
     Bell wake_;
-    Fd deaths_;  // epoll of the peers' pidfds
+    std::shared_ptr<const Fd> deaths_;  // epoll of the peers' pidfds
     mutable std::mutex mutex_;  // processes_, communicators_, sites_, thread_
     std::vector<std::weak_ptr<Process>> processes_;  // alive while a communicator reads them
     std::vector<std::shared_ptr<Communicator>> communicators_;

@@ -237,8 +237,18 @@ FailurePtr Communicator::aborts(std::uint64_t lowest) const {
         char reason[kReasonNbytes];
         std::memcpy(reason, block.reason, sizeof reason);
         reason[kReasonNbytes - 1] = '\0';
-        return std::make_shared<Failure>(
-            Failure{FailureKind::communication, "group '" + name() + "' was broken by rank " + std::to_string(q) + ": " + reason, {q}});
+        Failure failure{FailureKind::communication, "group '" + name() + "' was broken by rank " + std::to_string(q) + ": " + reason, {}};
+        // What a peer found out holds for all: who is lost or late, or that the calls differ.
+        for (const FailureKind kind : {FailureKind::timeout, FailureKind::peer_lost, FailureKind::mismatch, FailureKind::transport}) {
+            failure.kind = block.abort_kind == static_cast<std::uint32_t>(kind) ? kind : failure.kind;
+        }
+        for (int named = 0; named < std::min(size(), static_cast<int>(kMaxNamedRanks)); ++named) {
+            const auto bit = static_cast<std::size_t>(named);
+            if ((block.abort_ranks[bit / 64] >> bit % 64 & 1) != 0) {
+                failure.ranks.push_back(named);
+            }
+        }
+        return std::make_shared<Failure>(std::move(failure));
     }
     return nullptr;
 }
@@ -261,10 +271,12 @@ FailurePtr Communicator::losses(const Request& request) const {
     std::string how;
     for (const int q : waited_for(request)) {
         const Member& one = member(q);
-        const bool dead = one.process->dead.load(std::memory_order_seq_cst);
-        if (dead || (q != rank() && one.block->left.load(std::memory_order_seq_cst) != 0)) {
+        if (q != rank() && one.block->left.load(std::memory_order_seq_cst) != 0) {
             lost.push_back(q);
-            how = dead ? "died (pid " + std::to_string(one.process->pid) + ")" : "left";
+            how = "left";
+        } else if (one.process->dead.load(std::memory_order_seq_cst)) {
+            lost.push_back(q);
+            how = "died (pid " + std::to_string(one.process->pid) + ")";
         }
     }
     if (lost.empty()) {

@@ -111,7 +111,10 @@ def _conclude(folder: Path, ranks: int, recipe: Recipe, plot: Path, console: Con
     from aiodist.demo.train import load_outcome
 
     digits = data.load()
-    with report.progress_bar(console, "training on this process alone, to compare", recipe.steps(len(digits.train_images))) as show:
+    # threadpoolctl comes with scikit-learn. Products as small as these gain nothing from more threads, and lose much on a busy machine.
+    one_thread = importlib.import_module("threadpoolctl").threadpool_limits(1)
+    steps = recipe.steps(len(digits.train_images))
+    with one_thread, report.progress_bar(console, "training on this process alone, to compare", steps) as show:
         alone, losses = training.train_alone(recipe, digits, show)
     parameters, outcome = load_outcome(folder)
     trained = Network(recipe.widths)

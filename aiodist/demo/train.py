@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,7 +52,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where rank 0 leaves its results")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     arguments = parser.parse_args()
-    asyncio.run(_train(arguments.folder, Recipe(epochs=arguments.epochs)))
+    try:
+        asyncio.run(_train(arguments.folder, Recipe(epochs=arguments.epochs)))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -156,19 +156,21 @@ async def _step(
     """Take one step: backward runs in a thread and starts buckets from there, while this loop serves what is under way."""
     images, labels = digits.train_images[rows], digits.train_labels[rows]
     start = time.perf_counter()
-    watch = asyncio.gather(*(_span(bucket) for bucket in callback.buckets), return_exceptions=True)
+    watch = [asyncio.create_task(_span(bucket)) for bucket in callback.buckets]
     try:
         done = await asyncio.to_thread(network.gradients, images, labels, batch, callback)
-        computed = time.perf_counter()
+        computed = max(end for _, end in done.layers.values())
         gradients = await callback.wait()
         reduced = time.perf_counter()
-        spans = await watch
+        spans = await asyncio.gather(*watch)
     finally:
-        watch.cancel()
+        for task in watch:
+            task.cancel()
+        await asyncio.gather(*watch, return_exceptions=True)
     begin = time.perf_counter()
     await asyncio.to_thread(network.update, gradients, rate=recipe.rate, momentum=recipe.momentum)
     updated = time.perf_counter()
-    labelled = {_label(bucket): span for bucket, span in zip(callback.buckets, spans, strict=True) if not isinstance(span, BaseException)}
+    labelled = {_label(bucket): span for bucket, span in zip(callback.buckets, spans, strict=True)}
     return done.loss, _relative(start, done, labelled, (computed, reduced), (begin, updated))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,22 @@ from aiodist.backends.base import Backend
 __all__ = ["Output", "as_input", "as_output", "check_axis", "check_root", "check_timeout", "refusing"]
 
 
-@contextmanager
-def refusing(backend: Backend, collective: str) -> Iterator[None]:
-    """Tell the peers of this call when it is refused here: they fail with the reason in place of waiting."""
-    try:
-        yield
-    except (TypeError, ValueError, OverflowError) as error:
-        backend.refuse(collective, f"{type(error).__name__}: {error}")
-        raise
+class refusing:  # noqa: N801 - used as a with statement's verb
+    """While entered: a wrong argument is told to the peers of this call, who fail with the reason in place of waiting."""
+
+    __slots__ = ("_backend", "_collective")
+
+    def __init__(self, backend: Backend, collective: str) -> None:
+        self._backend = backend
+        self._collective = collective
+
+    def __enter__(self) -> None:
+        pass
+
+    # Not a generator: its frame would be the standard library's, and pass for the call site.
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if isinstance(error, TypeError | ValueError | OverflowError):
+            self._backend.refuse(self._collective, f"{type(error).__name__}: {error}")
 
 
 def check_timeout(timeout: Any) -> float | None:
@@ -136,7 +144,7 @@ def as_output(out: Any, shape: tuple[int, ...], dtype: np.dtype, source: Any = N
         raise TypeError(f"out has dtype {out.dtype}, the result {dtype}")
     if not out.flags.writeable:
         raise ValueError("out is read-only")
-    if any(extent > 1 and stride == 0 for extent, stride in zip(out.shape, out.strides, strict=True)):
+    if out.size and any(extent > 1 and stride == 0 for extent, stride in zip(out.shape, out.strides, strict=True)):
         raise ValueError("out repeats its memory (a stride of 0)")
     if not own_slot and isinstance(source, np.ndarray) and not _same_memory(source, out) and _overlap(source, out):
         raise ValueError("out overlaps x in part; pass the same array, or a separate one")

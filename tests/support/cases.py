@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -31,7 +30,7 @@ class Case:
         count: Elements of one rank's input; of one rank's output for ``reduce_scatter``.
         placement: Where arrays lie: "private", "shared" (``group.empty``), "out", "in-place", or "mixed" (each rank its own).
         root: Root of a broadcast.
-        number: Place in the table, from which the ranks choose details.
+        number: From which the ranks choose details.
     """
 
     collective: str
@@ -44,7 +43,7 @@ class Case:
 
     def __str__(self) -> str:
         op = f" {self.op}" if self.op else ""
-        return f"{self.collective}{op} of {self.count} × {self.dtype} {self.placement}, root {self.root} (case {self.number})"
+        return f"{self.collective}{op} of {self.count} × {self.dtype} {self.placement}, root {self.root}"
 
 
 def placements(collective: str) -> tuple[str, ...]:
@@ -62,13 +61,12 @@ def table(collective: str, size: int, placement: str) -> list[Case]:
         pairs = [(op, dtype) for dtype in oracle.REDUCIBLE for op in oracle.OPS if oracle.is_defined(op, dtype)]
     else:
         pairs = [("", dtype) for dtype in (*oracle.REDUCIBLE, *oracle.MOVABLE_ONLY)]
-    numbers = itertools.count()
     turn = PLACEMENTS.index(placement) + SIZES.index(size)
     cases = []
     for index, (op, dtype) in enumerate(pairs):
-        for count in _counts(collective, dtype, size, turn + index):
-            number = next(numbers)
-            cases.append(Case(collective, op, dtype, count, placement, number % size, number))
+        for place, count in enumerate(_counts(collective, dtype, size, turn + index)):
+            # Roots and details turn apart from each other, so that each length meets all of them.
+            cases.append(Case(collective, op, dtype, count, placement, root=(index // 2 + place) % size, number=index + place))
     return cases
 
 

@@ -65,17 +65,23 @@ void close_group(GroupObject& group) {
     group.communicator = nullptr;
 }
 
-void group_dealloc(PyObject* self) {
+/// Before the object goes: the warning may keep it, so this can not be part of its deallocation.
+void group_finalize(PyObject* self) {
     GroupObject& group = as_group(self);
-    if (group.communicator != nullptr && (*group.communicator)->engine().pid() == present_pid() && !(*group.communicator)->closed()) {
-        PyObject *type, *value, *traceback;
-        PyErr_Fetch(&type, &value, &traceback);
-        if (PyErr_ResourceWarning(self, 1, "group '%s' was dropped without aclose()", (*group.communicator)->name().c_str()) < 0) {
-            PyErr_WriteUnraisable(nullptr);
-        }
-        PyErr_Restore(type, value, traceback);
+    if (group.communicator == nullptr || (*group.communicator)->engine().pid() != present_pid() || (*group.communicator)->closed()) {
+        return;
     }
-    close_group(group);
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (PyErr_ResourceWarning(self, 1, "group '%s' was dropped without aclose()", (*group.communicator)->name().c_str()) < 0) {
+        PyErr_WriteUnraisable(nullptr);
+    }
+    (*group.communicator)->close();
+    PyErr_Restore(type, value, traceback);
+}
+
+void group_dealloc(PyObject* self) {
+    close_group(as_group(self));
     PyTypeObject* const type = Py_TYPE(self);
     type->tp_free(self);
     Py_DECREF(type);
@@ -169,10 +175,18 @@ PyObject* group_close(PyObject* self, PyObject*) {
     return nullptr;
 }
 
-PyObject* get_rank(PyObject* self, void*) { return PyLong_FromLong(usable(as_group(self)) ? communicator_of(self).rank() : -1); }
-PyObject* get_size(PyObject* self, void*) { return PyLong_FromLong(usable(as_group(self)) ? communicator_of(self).size() : -1); }
+// These stay readable in a forked child: they are constants.
+bool formed(PyObject* self) {
+    if (as_group(self).communicator == nullptr) {
+        PyErr_SetString(PyExc_RuntimeError, "this group was never formed");
+    }
+    return as_group(self).communicator != nullptr;
+}
+
+PyObject* get_rank(PyObject* self, void*) { return formed(self) ? PyLong_FromLong(communicator_of(self).rank()) : nullptr; }
+PyObject* get_size(PyObject* self, void*) { return formed(self) ? PyLong_FromLong(communicator_of(self).size()) : nullptr; }
 PyObject* get_name(PyObject* self, void*) {
-    return usable(as_group(self)) ? PyUnicode_FromString(communicator_of(self).name().c_str()) : nullptr;
+    return formed(self) ? PyUnicode_FromString(communicator_of(self).name().c_str()) : nullptr;
 }
 PyObject* get_closed(PyObject* self, void*) { return usable(as_group(self)) ? PyBool_FromLong(communicator_of(self).closed()) : nullptr; }
 
@@ -208,6 +222,7 @@ PyType_Slot slots[] = {{Py_tp_doc, const_cast<char*>("One member of a group: the
                        {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
                        {Py_tp_init, reinterpret_cast<void*>(group_init)},
                        {Py_tp_dealloc, reinterpret_cast<void*>(group_dealloc)},
+                       {Py_tp_finalize, reinterpret_cast<void*>(group_finalize)},
                        {Py_tp_methods, methods},
                        {Py_tp_getset, properties},
                        {Py_tp_members, members},

@@ -11,7 +11,7 @@ namespace aiodist {
 
 inline constexpr std::uint64_t kArenaMagic = 0x61696f6469737431;    // "aiodist1"
 inline constexpr std::uint64_t kChannelMagic = 0x6368616e6e656c31;  // "channel1"
-inline constexpr std::uint32_t kLayoutVersion = 1;
+inline constexpr std::uint32_t kLayoutVersion = 2;
 inline constexpr std::size_t kPage = 4096;
 // Flags of different writers, or read at different times, lie two cache lines apart: the adjacent-line prefetcher pairs lines.
 inline constexpr std::size_t kLine = 128;
@@ -20,6 +20,7 @@ inline constexpr std::uint64_t kNever = ~std::uint64_t{0};
 inline constexpr std::size_t kMaxDims = 64;   // numpy's own limit
 inline constexpr std::size_t kMetaNbytes = 1536;  // header, shape and text of a slot, before its payload
 inline constexpr std::size_t kReasonNbytes = 1024;
+inline constexpr std::size_t kMaxNamedRanks = 4096;
 inline constexpr std::size_t kSiteNbytes = 128;
 inline constexpr std::size_t kSiteCount = 480;
 
@@ -68,6 +69,9 @@ struct ChannelBlock {
     alignas(kLine) Word copied;
     /// 1 once the member closed the channel.
     alignas(kLine) Word left;
+    /// Why, for the peers: written before abort_from.
+    std::uint32_t abort_kind;                       // FailureKind
+    std::uint64_t abort_ranks[kMaxNamedRanks / 64];  // a bit a rank that the failure is about
     char reason[kReasonNbytes];
 };
 
