@@ -2,7 +2,18 @@
 
     async with aiodist.init() as world:
         total = await world.all_reduce(x)
+
+Every collective starts at once and returns a `TensorFuture`. Importing has no effect but the import.
 """
+
+import importlib.util
+
+if importlib.util.find_spec("aiodist._core") is None:
+    # This is the folder of a checkout, found first because Python was started there, and the compiled module is in the installed
+    # package: take all modules from that one, rather than some from here and some from there.
+    import pkgutil
+
+    __path__ = pkgutil.extend_path(__path__, __name__)[1:] or __path__
 
 from aiodist import errors as errors
 from aiodist import ops as ops

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _Outcome: TypeAlias = tuple[TensorFuture[Any] | None, Exception | None, dict[str, Array]]
 
-__all__ = ["AllreduceCallback", "Bucket"]
+__all__ = ["DEFAULT_BUCKET_NBYTES", "AllreduceCallback", "Bucket"]
 
 DEFAULT_BUCKET_NBYTES: Final = 10 << 20
 

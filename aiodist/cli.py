@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-__all__ = ["cli", "main"]
+__all__ = ["cli", "demo", "info", "main", "rendezvous", "run"]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -127,7 +126,6 @@ def _facts() -> list[tuple[str, str]]:
         ("core", _core()),
         ("python", f"{platform.python_version()} ({sys.executable})"),
         *((name, _version(name)) for name in ("numpy", "aiohttp", "msgspec", "uvloop")),
-        ("cupy", "installed" if importlib.util.find_spec("cupy") else "not installed (extras cuda12, cuda13)"),
         ("host", f"{socket.gethostname()}, {platform.system()} {platform.release()}, {platform.machine()}"),
         ("cores", f"{cores} of {os.cpu_count()} usable"),
         ("memory", f"{_gib(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))}"),

@@ -165,7 +165,8 @@ class Group(_core.GroupCore):
         if any(extent < 0 for extent in extents):
             raise ValueError(f"shape {extents} has a negative extent")
         nbytes = math.prod(extents) * element.itemsize
-        return _core.shared_bytes(max(nbytes, 1))[:nbytes].view(element).reshape(extents)
+        array: np.ndarray = _core.shared_bytes(max(nbytes, 1))[:nbytes].view(element).reshape(extents)
+        return array
 
     def abort(self, reason: str) -> None:
         """Stop everything on the group, here and on the peers: calls in flight and later ones fail with `reason`.

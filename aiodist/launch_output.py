@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO, Any, Final
 
-__all__ = ["LinePrefixer", "Relay", "Sink", "destination"]
+__all__ = ["MAX_LINE", "LinePrefixer", "Relay", "Sink", "destination"]
 
 MAX_LINE: Final = 4 << 20
 """Bytes after which a line without an end is broken, so that a rank that never ends one costs bounded memory."""

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["ReduceOp"]
+__all__ = ["DTYPE_CODES", "OP_CODES", "ReduceOp", "check_reduction", "dtype_code"]
 
 
 class ReduceOp(enum.Enum):
@@ -71,12 +71,12 @@ _FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 _COMPLEX: Final = frozenset({"complex64", "complex128"})
 
 
-def dtype_code(dtype: np.dtype) -> int:  # type: ignore[type-arg]
+def dtype_code(dtype: np.dtype) -> int:
     """Return the core's number of `dtype`: 0 ("raw") for whatever moves but does not reduce."""
     return DTYPE_CODES.get(dtype.name, 0) if dtype.isnative else 0
 
 
-def check_reduction(op: ReduceOp, dtype: np.dtype) -> np.dtype:  # type: ignore[type-arg]
+def check_reduction(op: ReduceOp, dtype: np.dtype) -> np.dtype:
     """Return the dtype of the result of `op` over arrays of `dtype`.
 
     Raises:

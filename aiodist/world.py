@@ -25,7 +25,7 @@ from aiodist.ops.checks import check_timeout
 if TYPE_CHECKING:  # loaded when a world has peers: a world of one needs no HTTP
     from aiodist.rendezvous.client import Membership, Notice, RendezvousClient
 
-__all__ = ["init", "local_world"]
+__all__ = ["LocalWorld", "Opening", "init", "local_world"]
 
 _DEFAULT_JOB: Final = "default"
 _LOCAL_DRAIN_SECONDS: Final = 1.0
@@ -35,7 +35,7 @@ _generations: dict[tuple[str, str], int] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class _Place:
     """Where a rank belongs: arguments first, then AIODIST_* variables, then a world of one."""
 
     rendezvous: str | None
@@ -134,7 +134,7 @@ def local_world(size: int, *, timeout: float | None = None) -> LocalWorld:
 class Opening:
     """A world about to be opened; see `init`."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: _Place) -> None:
         self._place = place
         self._world: Group | None = None
 
@@ -177,7 +177,7 @@ def _place(
     job: str | None,
     token: str | None,
     timeout: float | None,
-) -> Place:
+) -> _Place:
     for name, value in (("rank", rank), ("world_size", world_size)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise TypeError(f"{name} must be a whole number, not {type(value).__name__}")
@@ -194,7 +194,7 @@ def _place(
         raise ValueError(f"world_size must be at least 1, not {size}")
     if own is not None and not 0 <= own < size:
         raise ValueError(f"rank {own} is not a rank of a world of {size}")
-    return Place(
+    return _Place(
         address,
         own,
         size,
@@ -221,7 +221,7 @@ def _make_local(size: int, timeout: float) -> list[Group]:
     ]
 
 
-def _open_alone(place: Place) -> Group:
+def _open_alone(place: _Place) -> Group:
     tuning = _core.default_tuning(1)
     number = next(_local_ids)
     offset = _core.reserve(tuning, number, 0, 1)
@@ -236,7 +236,7 @@ def _open_alone(place: Place) -> Group:
 class _Forming:
     """Forms a world with peers. Its I/O is on the control thread, so that nothing the caller's loop does can delay it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: _Place) -> None:
         self._place = place
         self._deadline = time.monotonic() + place.timeout
         self._notice: Notice | None = None
@@ -276,7 +276,7 @@ class _Forming:
         from aiodist.rendezvous.client import RendezvousClient
 
         place = self._place
-        assert place.rendezvous is not None  # noqa: S101 - _open() looked
+        assert place.rendezvous is not None  # _open() looked
         self._server, name = attach.listen()
         self._client = client = RendezvousClient(
             place.rendezvous, job=place.job, token=place.token, timeout=place.timeout, on_notice=self._on_notice
@@ -285,9 +285,7 @@ class _Forming:
             await client.connect()
             info = {"pid": os.getpid(), "host": socket.gethostname(), "identity": attach.host_identity(), "socket": name}
             key = (place.rendezvous, place.job)
-            membership = await client.join(
-                world_size=place.world_size, rank=place.rank, info=info, after=_generations.get(key, 0)
-            )
+            membership = await client.join(world_size=place.world_size, rank=place.rank, info=info, after=_generations.get(key, 0))
             _generations[key] = membership.generation
             attachment, offset = await asyncio.get_running_loop().run_in_executor(None, self._attach, membership)
         except BaseException as error:
@@ -306,7 +304,7 @@ class _Forming:
         secret = attach.Secret(place.job, membership.generation, place.token)
         try:
             if rank == 0:
-                assert self._server is not None  # noqa: S101 - _meet() made it
+                assert self._server is not None  # _meet() made it
                 return attach.attach_as_hub(self._server, secret, place.world_size, offset, tuning, self._deadline), offset
             hub = membership.members[0]["socket"]
             return attach.attach_to_hub(hub, secret, rank, place.world_size, offset, self._deadline), offset
@@ -315,7 +313,9 @@ class _Forming:
             if self._notice is None:
                 raise
             peer = self._notice.rank
-            raise RendezvousError(f"rank {peer} was {self._notice.kind} while the world formed: {self._notice.reason}", ranks=(peer,)) from error
+            raise RendezvousError(
+                f"rank {peer} was {self._notice.kind} while the world formed: {self._notice.reason}", ranks=(peer,)
+            ) from error
 
     def _on_notice(self, notice: Notice) -> None:
         # Only of interest while the world forms: afterwards the data path itself sees who is gone.

@@ -71,9 +71,7 @@ def listen() -> tuple[socket.socket, str]:
     return server, name.hex() if isinstance(name, bytes) else name.encode().hex()
 
 
-def attach_as_hub(
-    server: socket.socket, secret: Secret, size: int, offset: int, tuning: _core.Tuning, deadline: float
-) -> Attachment:
+def attach_as_hub(server: socket.socket, secret: Secret, size: int, offset: int, tuning: _core.Tuning, deadline: float) -> Attachment:
     """Gather all ranks' descriptors as rank 0 and hand them out. `deadline` is of time.monotonic().
 
     Raises:
@@ -107,7 +105,8 @@ def attach_as_hub(
                 socket.send_fds(connection, [b"fds"], flat)
         members = [(_core.this_process(), offset)]
         for rank in range(1, size):
-            members.append((_core.attach(*descriptors.pop(rank), told[rank]["pid"]), told[rank]["offset"]))
+            arena, bell, pidfd = descriptors.pop(rank)
+            members.append((_core.attach(arena, bell, pidfd, told[rank]["pid"]), told[rank]["offset"]))
         return Attachment(members, tuning)
     finally:
         for connection in connections.values():
@@ -147,7 +146,8 @@ def attach_to_hub(name: str, secret: Secret, rank: int, size: int, offset: int, 
             _close_all(fds)
             members.append((_core.this_process(), offset))
         else:
-            members.append((_core.attach(*fds, told["pid"]), told["offset"]))
+            arena, bell, pidfd = fds
+            members.append((_core.attach(arena, bell, pidfd, told["pid"]), told["offset"]))
     slots, slot_nbytes, segment_nbytes, depth = world["tuning"]
     return Attachment(members, (slots, slot_nbytes, segment_nbytes, depth))
 

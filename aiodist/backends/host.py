@@ -85,7 +85,8 @@ def _dtype_of(code: int, text: str) -> np.dtype:
     if text.startswith("ml_dtypes."):
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, text.removeprefix("ml_dtypes.")))
+        scalar: type[np.generic] = getattr(ml_dtypes, text.removeprefix("ml_dtypes."))
+        return np.dtype(scalar)
     dtype: np.dtype = np.lib.format.descr_to_dtype(ast.literal_eval(text))
     return dtype
 

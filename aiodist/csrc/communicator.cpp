@@ -1,11 +1,14 @@
 #include "communicator.hpp"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 #include <new>
 #include <utility>
 
 #include "collectives/operation.hpp"
+#include "collectives/rows.hpp"
 #include "shm/memory.hpp"
 
 namespace aiodist {
@@ -134,16 +137,20 @@ void Communicator::ensure_staging(const Call& call) {
     }
 }
 
-void Communicator::hand_over(Request& request) {
+void Communicator::hand_over(Request& request, bool at_once) {
     {
         const std::lock_guard lock(issue_mutex_);
-        if (request.done() || request.engine_serves) {
+        if (request.done() || (request.engine_serves && !at_once)) {
+            return;
+        }
+        if (request.engine_serves) {  // it may still wait for its alarm
+            engine_->wake();
             return;
         }
         request.engine_serves = true;
         engine_requests_.fetch_add(1, std::memory_order_seq_cst);  // before the load of asleep_ in wake()
     }
-    engine_->wake();
+    at_once ? engine_->wake() : engine_->wake_soon();
 }
 
 void Communicator::unhelp() noexcept {
@@ -241,10 +248,36 @@ bool Communicator::post() {
         moved = true;
     }
     if (moved) {
+        (void)engine_->note_core();
         for (const auto& process : processes_) {
             process->wake_sleepers();
         }
     }
+    return moved;
+}
+
+bool Communicator::has_core() const {
+    const int core = engine_->note_core();
+    bool shared = false;
+    bool highest = true;
+    for (int q = 0; q < size(); ++q) {
+        const Process& process = *member(q).process;
+        if (!process.self && process.arena->header().core.load(std::memory_order_relaxed) == core) {  // a hint
+            shared = true;
+            highest = highest && q < rank();
+        }
+    }
+    if (!shared || !highest || engine_->crowded()) {
+        return !shared;
+    }
+    std::vector<int> taken{core};
+    for (const Member& one : members_) {
+        if (!one.process->self) {
+            taken.push_back(one.process->arena->header().core.load(std::memory_order_relaxed) & (CPU_SETSIZE - 1));  // untrusted
+        }
+    }
+    const bool moved = engine_->step_aside(taken);
+    (void)engine_->note_core();
     return moved;
 }
 
@@ -278,7 +311,7 @@ void Communicator::write_slot(Request& request) {
     const bool carries = call.input != nullptr && call.nbytes <= tuning().slot_nbytes &&
                          (call.collective != Collective::broadcast || call.root == rank());
     if (carries) {
-        std::memcpy(at + round_up(sizeof head + shape_nbytes + text_nbytes, 16), call.input, call.nbytes);
+        copy_run(at + payload_at(sizeof head + shape_nbytes + text_nbytes, call.nbytes), call.input, call.nbytes, false);
     }
 }
 
@@ -339,6 +372,7 @@ bool Communicator::match() {
     publish(block_->consumed, consumed_);
     if (operation && !failure) {
         large_.push_back({request, std::move(operation)});
+        request->large.store(true, std::memory_order_relaxed);  // a hint for who waits
         if ((request->call.flags & kWildcard) != 0) {
             hand_over(*request.get());  // its rank could not know that it would be large
         }

@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,6 +25,12 @@ constexpr std::int64_t kAsleep = std::numeric_limits<std::int64_t>::max();
 constexpr std::chrono::seconds kLinger{2};
 // About 5 µs of pauses where everybody may have a core, none where a pause would burn the core that a peer needs.
 constexpr unsigned kPauses = 150;
+// A thread that found itself on a peer's core moves at most this often.
+constexpr std::int64_t kAsideNs = 1'000'000;
+// How long a thread that has issued a large call may take to come back and block in it before the engine takes over.
+constexpr long kSoonNs = 100'000;
+// Looks at the flags between two looks at the clock.
+constexpr int kLooks = 8;
 
 std::int64_t ns(TimePoint at) { return std::chrono::duration_cast<std::chrono::nanoseconds>(at.time_since_epoch()).count(); }
 
@@ -55,8 +62,18 @@ Process::~Process() {
 std::shared_ptr<Engine> Engine::create() { return std::shared_ptr<Engine>(new Engine); }
 
 Engine::Engine() : arena_(Arena::create()), self_(std::make_shared<Process>()), deaths_(std::make_shared<const Fd>(::epoll_create1(EPOLL_CLOEXEC))), pid_(present_pid()) {
-    if (!*deaths_) {
-        throw_errno("epoll_create1");
+    // An epoll descriptor is readable when one of its members is, so that one entry stands for all in sleep_on().
+    alarm_ = Fd(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+    wakes_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
+    if (!*deaths_ || !alarm_ || !wakes_) {
+        throw_errno("making the engine's descriptors");
+    }
+    for (const int fd : {alarm_.get(), wake_.fd()}) {
+        epoll_event event{};
+        event.events = EPOLLIN;
+        if (::epoll_ctl(wakes_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+            throw_errno("watching the engine's descriptors");
+        }
     }
     self_->arena = std::make_shared<PeerArena>(arena_->share_fd());
     self_->pid = pid_;
@@ -187,6 +204,34 @@ void Engine::sleepers_add(std::int64_t delta) noexcept {
     arena_->header().sleepers.fetch_add(static_cast<std::uint64_t>(delta), std::memory_order_seq_cst);
 }
 
+int Engine::note_core() noexcept {
+    const int core = ::sched_getcpu();
+    std::atomic<std::int32_t>& noted = arena_->header().core;
+    if (noted.load(std::memory_order_relaxed) != core) {  // a hint; the line stays clean while nothing changes
+        noted.store(core, std::memory_order_relaxed);
+    }
+    return core;
+}
+
+bool Engine::step_aside(const std::vector<int>& taken) noexcept {
+    const std::int64_t now = ns(Clock::now());
+    if (now - last_aside_.load(std::memory_order_relaxed) < kAsideNs) {  // a hint: two threads that move at once do no harm
+        return false;
+    }
+    last_aside_.store(now, std::memory_order_relaxed);
+    cpu_set_t allowed;
+    if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) {
+        return false;
+    }
+    cpu_set_t free = allowed;
+    for (const int core : taken) {
+        CPU_CLR(static_cast<std::size_t>(core), &free);
+    }
+    // The narrow mask moves the thread at once; the wide one leaves the scheduler its freedom again.
+    const bool moved = CPU_COUNT(&free) != 0 && ::sched_setaffinity(0, sizeof free, &free) == 0;
+    return moved && ::sched_setaffinity(0, sizeof allowed, &allowed) == 0;
+}
+
 unsigned Engine::pauses() const noexcept {
     static const int cores = usable_cores();
     return ranks_here_.load(std::memory_order_relaxed) <= cores ? kPauses : 0;  // a hint
@@ -196,12 +241,14 @@ bool Engine::spin(Request& request, Clock::duration at_most) {
     Communicator& communicator = *request.communicator();
     const TimePoint until = Clock::now() + at_most;
     do {
-        communicator.progress();
-        if (request.done()) {
-            return true;
+        for (int i = 0; i < kLooks; ++i) {
+            communicator.progress();
+            if (request.done()) {
+                return true;
+            }
+            pause();
         }
-        pause();
-    } while (Clock::now() < until);
+    } while (communicator.has_core() && Clock::now() < until);
     return false;
 }
 
@@ -227,7 +274,7 @@ Engine::Wait Engine::wait(Request& request, TimePoint until) {
             backoff.reset();
             continue;
         }
-        if (backoff.wait()) {
+        if ((crowded() || communicator.has_core()) && backoff.wait()) {
             continue;
         }
         if (!registered && !request.add_waiter(port, 0)) {
@@ -280,6 +327,13 @@ void Engine::wake() {
     if (asleep_.load(std::memory_order_seq_cst)) {
         wake_.ring();
     }
+}
+
+void Engine::wake_soon() {
+    ensure_thread();
+    itimerspec when{};
+    when.it_value.tv_nsec = kSoonNs;
+    (void)::timerfd_settime(alarm_.get(), 0, &when, nullptr);
 }
 
 void Engine::watch(TimePoint deadline) {
@@ -349,20 +403,23 @@ void Engine::run() noexcept {
     TimePoint next_tick = last_pending;
     while (!stopping_.load(std::memory_order_seq_cst)) {
         bool busy = false;
+        bool rested = false;
         if (serve(busy)) {
             backoff.reset();
         } else if (!busy || !backoff.wait()) {
             sleep(busy, last_pending);
             backoff = Backoff(pauses());
+            rested = true;
         }
         const TimePoint now = Clock::now();
-        if (now >= next_tick || look_for_deaths()) {
+        if (now >= next_tick || (rested && look_for_deaths())) {
             tick(now);
             next_tick = now + kSlice;
         }
-        const auto all = communicators();
-        if (std::any_of(all.begin(), all.end(), [](const auto& one) { return !one->idle(); })) {
-            last_pending = now;
+        if (rested || busy) {
+            const auto all = communicators();
+            const bool pending = std::any_of(all.begin(), all.end(), [](const auto& one) { return !one->idle(); });
+            last_pending = pending ? now : last_pending;
         }
     }
     arena_->header().life.store(0, std::memory_order_release);  // no owner, so no death
@@ -389,21 +446,27 @@ void Engine::sleep(bool busy, TimePoint last_pending) {
     bool work = false;
     if (!busy) {
         if (!serve(work) && !work) {
-            sleep_on(wake_.fd(), deaths_->get(), -1, linger ? Clock::duration(kSlice) : std::chrono::hours(1));
+            sleep_on(wakes_.get(), deaths_->get(), -1, linger ? Clock::duration(kSlice) : std::chrono::hours(1));
         }
         asleep_.store(false, std::memory_order_relaxed);  // at worst somebody rings once too often
-        wake_.drain();
+        hush();
         return;
     }
     sleepers_add(1);
     if (!serve(work)) {
-        sleep_on(wake_.fd(), deaths_->get(), bell_fd(), kSlice);
+        sleep_on(wakes_.get(), deaths_->get(), bell_fd(), kSlice);
     }
     sleepers_add(-1);
     asleep_.store(false, std::memory_order_relaxed);  // as above
-    wake_.drain();
+    hush();
     self_->bell.drain();
     poll();
+}
+
+void Engine::hush() noexcept {
+    std::uint64_t count = 0;
+    wake_.drain();
+    (void)!::read(alarm_.get(), &count, sizeof count);
 }
 
 bool Engine::look_for_deaths() {

@@ -78,8 +78,17 @@ class Engine : public std::enable_shared_from_this<Engine> {
     /// Marks a sleeper of this process: a loop that suspends or a thread about to sleep. Flags must be looked at again afterwards.
     void sleepers_add(std::int64_t delta) noexcept;
 
+    /// Tells the peers which core this thread runs on; returns it.
+    int note_core() noexcept;
+    /// Moves this thread to one of its allowed cores outside `taken`, once; false if there is none, or it has just moved.
+    bool step_aside(const std::vector<int>& taken) noexcept;
+    /// True if there are more ranks than cores.
+    bool crowded() const noexcept { return pauses() == 0; }
+
     /// Makes the engine thread look at its work now.
     void wake();
+    /// The same a little later: for calls whose thread will most likely block in them at once and do the work itself.
+    void wake_soon();
     /// Makes sure that somebody looks at deaths and at `deadline` while a request is pending.
     void watch(TimePoint deadline);
     /// Index of "file:line" in the arena's table of call sites, 0 where there is no room or nothing is known.
@@ -106,12 +115,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
     void tick(TimePoint now);
     bool serve(bool& busy);
     void sleep(bool busy, TimePoint last_pending);
+    void hush() noexcept;
     unsigned pauses() const noexcept;
     std::vector<std::shared_ptr<Communicator>> communicators() const;
 
     std::shared_ptr<Arena> arena_;
     std::shared_ptr<Process> self_;
     Bell wake_;
+    Fd alarm_;  // timerfd of wake_soon()
+    Fd wakes_;  // epoll of wake_ and alarm_
     std::shared_ptr<const Fd> deaths_;  // epoll of the peers' pidfds
     mutable std::mutex mutex_;  // processes_, communicators_, sites_, thread_
     std::vector<std::weak_ptr<Process>> processes_;  // alive while a communicator reads them
@@ -122,6 +134,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::atomic<bool> stopping_{false};
     std::atomic<bool> asleep_{false};  // the thread sleeps or is about to: wake() must ring
     std::atomic<std::int64_t> next_look_{0};  // steady-clock ns of the engine's next tick; kAsleep while it sleeps without limit
+    std::atomic<std::int64_t> last_aside_{0};  // steady-clock ns
     std::atomic<int> ranks_here_{1};          // the most members of a communicator: who may want a core at once
     std::int32_t pid_ = 0;
 };

@@ -122,6 +122,7 @@ class Request {
     TimePoint deadline = TimePoint::max();
     Clock::duration timeout{};
     bool engine_serves = false;  // counted in the communicator's engine_requests
+    std::atomic<bool> large{false};  // its data moves in segments, which the engine sees to
     Received received;
     Request* next = nullptr;  // in the communicator's queue that holds it
 

@@ -88,7 +88,7 @@ bool Communicator::read_header(int q, std::uint64_t seq, HeaderCopy& copy) {
     std::memcpy(copy.shape.dims.data(), at + sizeof head, shape_nbytes);
     const char* const text = reinterpret_cast<const char*>(at + sizeof head + shape_nbytes);
     copy.text.assign(text, head.extra_nbytes);
-    copy.payload = at + round_up(sizeof head + shape_nbytes + head.extra_nbytes, 16);
+    copy.payload = at + payload_at(sizeof head + shape_nbytes + head.extra_nbytes, head.nbytes);
     if (head.kind == static_cast<std::uint8_t>(HeaderKind::refused) || wildcard(copy)) {
         return true;
     }

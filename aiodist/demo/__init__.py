@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from aiodist.demo.training import Progress, Recipe
 
-__all__ = ["main"]
+__all__ = ["ACCURACY", "TOLERANCE", "main"]
 
 ACCURACY: Final = 0.95
 """What a whole training reaches on images that it never saw."""

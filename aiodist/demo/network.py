@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Network", "Pass"]
+__all__ = ["Matrix", "Network", "Pass"]
 
 Matrix = npt.NDArray[np.float64]
 

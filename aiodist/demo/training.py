@@ -18,7 +18,7 @@ from aiodist.demo.network import Network, Pass
 if TYPE_CHECKING:
     from aiodist.group import Group
 
-__all__ = ["EPOCHS", "Outcome", "Recipe", "Step", "train_alone", "train_parallel"]
+__all__ = ["EPOCHS", "Outcome", "Progress", "Recipe", "Span", "Step", "train_alone", "train_parallel"]
 
 EPOCHS: Final = 12
 """Passes over the images of a whole training."""

@@ -16,7 +16,9 @@ from aiodist.types import ReduceOp
 __all__ = ["all_gather", "all_reduce", "barrier", "broadcast", "reduce_scatter"]
 
 
-def all_reduce(x: Any, op: ReduceOp | str = "sum", *, group: Any = WORLD, out: Any = None, timeout: float | None = None) -> TensorFuture[Any]:
+def all_reduce(
+    x: Any, op: ReduceOp | str = "sum", *, group: Any = WORLD, out: Any = None, timeout: float | None = None
+) -> TensorFuture[Any]:
     """See `Group.all_reduce`."""
     future: TensorFuture[Any] = resolve(group).all_reduce(x, op, out=out, timeout=timeout)
     return future

@@ -15,7 +15,7 @@ from aiodist.backends.base import Backend
 __all__ = ["Output", "as_input", "as_output", "check_axis", "check_root", "check_timeout", "refusing"]
 
 
-class refusing:  # noqa: N801 - used as a with statement's verb
+class refusing:  # used as a with statement's verb
     """While entered: a wrong argument is told to the peers of this call, who fail with the reason in place of waiting."""
 
     __slots__ = ("_backend", "_collective")
@@ -167,6 +167,6 @@ def _overlap(a: np.ndarray, b: np.ndarray) -> bool:
     if not np.may_share_memory(a, b):
         return False
     try:
-        return np.shares_memory(a, b, max_work=10_000)
+        return np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]  # its stub knows 0 and -1 only
     except np.exceptions.TooHardError:
         return True  # undecided: refused, as if it did

@@ -15,10 +15,10 @@ from typing import Any, Final, Self, TypeAlias, TypeVar
 import aiohttp
 import msgspec
 
-from ..config import DEFAULT_TIMEOUT
-from ..errors import RendezvousError
-from .link import open_link
-from .messages import (
+from aiodist.config import DEFAULT_TIMEOUT
+from aiodist.errors import RendezvousError
+from aiodist.rendezvous.link import open_link
+from aiodist.rendezvous.messages import (
     JOB_NAME,
     Add,
     Answer,
@@ -44,7 +44,7 @@ from .messages import (
     decode_answer,
     encode,
 )
-from .sockets import check_token, parse_address
+from aiodist.rendezvous.sockets import check_token, parse_address
 
 __all__ = ["Membership", "Notice", "RendezvousClient"]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from .messages import Add, Barrier, Compare, Done, Notice, Number, Refused, Value
+from aiodist.rendezvous.messages import Add, Barrier, Compare, Done, Notice, Number, Refused, Value
 
 __all__ = ["Failure", "Job", "Limits", "Member", "Ticket", "World", "label", "listed", "name_ranks"]
 
@@ -72,6 +72,7 @@ class Member:
 
     @property
     def label(self) -> str:
+        """What errors call this process."""
         return label(self.info)
 
 
@@ -104,9 +105,11 @@ class World:
 
     @property
     def size(self) -> int:
+        """Number of ranks, those that have gone included."""
         return len(self.members)
 
     def active(self) -> list[Member]:
+        """Return the members that have not gone."""
         return [member for member in self.members if member.fate is None]
 
     def set(self, request_id: int, key: str, value: bytes) -> Done | Refused:

@@ -13,9 +13,19 @@ from typing import Final
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from ..errors import RendezvousError
-from .messages import MARK_HEADER, MEMBERS_PATH, PROTOCOL_VERSION, Hello, MalformedMessageError, Refused, Welcome, decode_answer, encode
-from .sockets import Address, keep_alive
+from aiodist.errors import RendezvousError
+from aiodist.rendezvous.messages import (
+    MARK_HEADER,
+    MEMBERS_PATH,
+    PROTOCOL_VERSION,
+    Hello,
+    MalformedMessageError,
+    Refused,
+    Welcome,
+    decode_answer,
+    encode,
+)
+from aiodist.rendezvous.sockets import Address, keep_alive
 
 __all__ = ["Link", "open_link"]
 

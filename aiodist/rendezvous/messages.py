@@ -22,20 +22,25 @@ __all__ = [
     "Barrier",
     "Cancel",
     "Compare",
+    "Count",
     "Delete",
     "Done",
     "Formed",
     "Get",
     "Hello",
+    "Int64",
     "Join",
     "Leave",
     "MalformedMessageError",
+    "Name",
     "Notice",
     "Notices",
     "Number",
     "Refused",
     "Request",
+    "RequestId",
     "Roster",
+    "Seconds",
     "Set",
     "Value",
     "Welcome",
@@ -92,6 +97,8 @@ class Join(_Message, frozen=True):
 
 
 class Set(_Message, frozen=True):
+    """Give a key a value."""
+
     id: RequestId
     key: Name
     value: bytes
@@ -130,6 +137,8 @@ class Delete(_Message, frozen=True):
 
 
 class Barrier(_Message, frozen=True):
+    """Wait until every member of the world has sent the same."""
+
     id: RequestId
     name: Name
     timeout: Seconds
@@ -166,6 +175,8 @@ class Roster(_Message, frozen=True):
 
 
 class Formed(_Message, frozen=True):
+    """The world has formed: the member's place in it."""
+
     id: int
     rank: int
     world_size: int
@@ -173,6 +184,8 @@ class Formed(_Message, frozen=True):
 
 
 class Done(_Message, frozen=True):
+    """The request of that number was carried out."""
+
     id: int
 
 
@@ -185,6 +198,8 @@ class Value(_Message, frozen=True):
 
 
 class Number(_Message, frozen=True):
+    """The request of that number was carried out, and gave a number."""
+
     id: int
     number: int
 

@@ -15,8 +15,8 @@ from typing import Final, Self
 import msgspec
 from aiohttp import WSMsgType, web
 
-from .job import Limits
-from .messages import (
+from aiodist.rendezvous.job import Limits
+from aiodist.rendezvous.messages import (
     MARK_HEADER,
     MEMBERS_PATH,
     PROTOCOL_VERSION,
@@ -28,8 +28,8 @@ from .messages import (
     decode_request,
     encode,
 )
-from .sockets import Address, check_token, is_loopback, keep_alive, listen
-from .state import Delivery, Service
+from aiodist.rendezvous.sockets import Address, check_token, is_loopback, keep_alive, listen
+from aiodist.rendezvous.state import Delivery, Service
 
 __all__ = ["RendezvousServer"]
 

@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from .job import Failure, Job, Limits, Member, World, listed, name_ranks
-from .messages import (
+from aiodist.rendezvous.job import Failure, Job, Limits, Member, World, listed, name_ranks
+from aiodist.rendezvous.messages import (
     JOB_NAME,
     Add,
     Answer,
@@ -37,7 +37,7 @@ from .messages import (
     Set,
     Value,
 )
-from .waits import Wait, Waits
+from aiodist.rendezvous.waits import Wait, Waits
 
 __all__ = ["Delivery", "Service"]
 

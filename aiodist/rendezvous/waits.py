@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .job import Member, Ticket
+from aiodist.rendezvous.job import Member, Ticket
 
 __all__ = ["Wait", "Waits"]
 

@@ -8,6 +8,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import repeat
 from time import perf_counter_ns
+from typing import Any
 
 import aiodist
 from benchmarks.cases import Case
@@ -15,7 +16,7 @@ from benchmarks.drivers.base import Array, Driver, Loop
 
 __all__ = ["AiodistDriver"]
 
-Start = Callable[[], aiodist.TensorFuture]
+Start = Callable[[], "aiodist.TensorFuture[Any]"]
 
 
 class BlockingLoop(Loop):

@@ -109,9 +109,10 @@ struct Waiting {
     Kind kind = Kind::drop;
     Ref target;  // the loop's future; the callback; whatever must live until then
     Ref future;  // the TensorFuture, for callbacks
+    bool hears_bell = false;  // counted among the sleepers: the loop itself gets the request done when the bell rings
 };
 
-/// Registers; false if the request is done already (then nothing was kept). `id` tells the registration.
+/// Registers, as a sleeper where `waiting` says so; false if the request is done already (then nothing was kept). `id` tells the registration.
 bool wait_on(LoopPort* port, Request& request, Waiting waiting, std::uint64_t& id);
 void stop_waiting(LoopPort* port, Request& request, std::uint64_t id);
 /// Removes the callbacks equal to `callback` of this future; returns how many.

@@ -14,9 +14,8 @@ namespace {
 // loop gets a turn: a task that only awaits can not starve the others.
 constexpr std::int64_t kTurnNs = 50'000;
 constexpr int kPromptAwaits = 64;
-// One await's polling: grows while it pays, shrinks while peers are late.
-constexpr std::int64_t kMostPatienceNs = 5'000;
-constexpr std::int64_t kLeastPatienceNs = 300;
+// One await's polling: grows while it pays, up to the whole turn; shrinks to this where peers are late.
+constexpr std::int64_t kColdNs = 5'000;
 constexpr std::chrono::microseconds kBlockingSpin{5};
 
 struct FutureObject {
@@ -45,8 +44,9 @@ PyObject* blocking_name = nullptr;
 
 FutureObject& as_future(PyObject* self) { return *reinterpret_cast<FutureObject*>(self); }
 
+/// True where the loop that waits gets the request done itself; a receiver that does not know its size yet counts as small.
 bool is_small(const Request& request) {
-    return request.call.nbytes <= request.communicator()->tuning().slot_nbytes;
+    return request.call.nbytes <= request.communicator()->tuning().slot_nbytes && !request.large.load(std::memory_order_relaxed);
 }
 
 /// Makes sure that somebody other than the caller gets the request done: the loop that hears the bell if it is small, else the engine.
@@ -103,7 +103,7 @@ void future_dealloc(PyObject* self) {
         if (port == nullptr || !kept) {
             PyErr_WriteUnraisable(nullptr);
             (void)kept.leak();  // rather kept for ever than written after it was freed
-        } else if (wait_on(port, *request, {Waiting::Kind::drop, std::move(kept), {}}, id)) {
+        } else if (wait_on(port, *request, {Waiting::Kind::drop, std::move(kept), {}, false}, id)) {
             let_go(*request, false);
         }
     }
@@ -273,7 +273,7 @@ PyObject* future_add_done_callback(PyObject* self, PyObject* arguments, PyObject
     if (port == nullptr) {
         return nullptr;
     }
-    if (!wait_on(port, request, {Waiting::Kind::call, callback, Ref::share(self)}, id)) {
+    if (!wait_on(port, request, {Waiting::Kind::call, callback, Ref::share(self), loop_port != nullptr && is_small(request)}, id)) {
         return call_now(self, callback.get(), loop_port);
     }
     request.communicator()->progress();  // the last look
@@ -340,7 +340,7 @@ bool poll(Request& request, SpinBudget& budget) {
     const TimePoint from = Clock::now();
     const bool done = communicator.engine().spin(request, std::chrono::nanoseconds(std::min(budget.patience_ns, kTurnNs - budget.spent_ns)));
     budget.spent_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - from).count();
-    budget.patience_ns = done ? std::min(budget.patience_ns * 2, kMostPatienceNs) : std::max(budget.patience_ns / 2, kLeastPatienceNs);
+    budget.patience_ns = done ? std::min(budget.patience_ns * 2, kTurnNs) : kColdNs;
     return done;
 }
 
@@ -350,7 +350,7 @@ PyObject* suspend(AwaiterObject& awaiter, Request& request) {
     if (!waiter || PyObject_SetAttr(waiter.get(), blocking_name, Py_True) < 0) {
         return nullptr;
     }
-    if (!wait_on(awaiter.port, request, {Waiting::Kind::wake, waiter, {}}, awaiter.id)) {
+    if (!wait_on(awaiter.port, request, {Waiting::Kind::wake, waiter, {}, is_small(request)}, awaiter.id)) {
         awaiter.id = 0;
         return nullptr;
     }

@@ -39,13 +39,21 @@ void work_on(Request& request) {
     }
     if (nbytes > kInlineNbytes || communicator.waits_for_this_thread(request) ||
         !communicator.engine().spin(request, kInlineSpin)) {
-        communicator.hand_over(request);
+        // A thread without a loop most likely blocks in the call next, and is better not disturbed.
+        communicator.hand_over(request, running_port() != nullptr);
+        PyErr_Clear();
     }
 }
 
-Op op_of(PyObject* name) noexcept {
+/// The operator that a name stands for: literals are interned and found by identity; others are compared.
+Op op_of(PyObject* given) noexcept {
     for (std::size_t code = 1; code < kOpCount; ++code) {
-        if (op_names[code] == name) {
+        if (op_names[code] == given) {
+            return static_cast<Op>(code);
+        }
+    }
+    for (std::size_t code = 1; PyUnicode_CheckExact(given) && code < kOpCount; ++code) {
+        if (PyUnicode_CompareWithASCIIString(given, name(static_cast<Op>(code))) == 0) {
             return static_cast<Op>(code);
         }
     }

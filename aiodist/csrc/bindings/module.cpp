@@ -30,15 +30,16 @@ Tuning tuning_of(const TuningTuple& values) {
     return {std::get<0>(values), std::get<1>(values), std::get<2>(values), std::get<3>(values)};
 }
 
-/// DESIGN section 4, rules 1, 3 and 13: slots that stay within 64 KiB over all members, segments that stay in the second-level cache.
+/// Slots that stay within 64 KiB over all members (DESIGN section 4, rule 13). Staging rings of 2 MiB a rank: twice the second-level cache
+/// of today's server cores, see Communicator::take_slots. Segments of 64 KiB, smaller where more than eight ranks divide the ring.
 TuningTuple default_tuning(std::uint32_t size) {
-    constexpr std::uint32_t kSlots = 8, kDepth = 4, kKiB = 1024;
+    constexpr std::uint32_t kSlots = 8, kKiB = 1024, kStaging = 2048 * kKiB, kDepth = 4;
     const std::uint32_t slot = std::min(16 * kKiB, 64 * kKiB / size / 64 * 64);
     std::uint32_t segment = 64 * kKiB;
-    while (segment > 4 * kKiB && segment * size * kDepth > 1024 * kKiB) {
+    while (segment > 4 * kKiB && segment * size * kDepth > kStaging) {
         segment /= 2;
     }
-    return {kSlots, std::max<std::uint32_t>(slot, 64), segment, kDepth};
+    return {kSlots, std::max<std::uint32_t>(slot, 64), segment, std::max<std::uint32_t>(2, kStaging / segment / size)};
 }
 
 std::tuple<int, int, int, int> fds() {

@@ -20,6 +20,7 @@ class LoopPort {
     std::uint64_t next_id = 1;
     SpinBudget budget;
     std::vector<std::uint64_t> ids;
+    std::vector<std::pair<std::uint64_t, RequestRef>> undecided;  // receivers that hear the bell while they do not know their size
     std::shared_ptr<Engine> engine;  // whose bell the loop watches
     std::atomic<bool> stopping{false};
 };
@@ -50,6 +51,13 @@ void wake_future(PyObject* future) {
     }
 }
 
+/// A waiter that is over is no sleeper any more.
+void hush(const LoopPort& port, const Waiting& waiting) {
+    if (waiting.hears_bell) {
+        port.engine->sleepers_add(-1);
+    }
+}
+
 void drain(LoopPort& port) {
     std::vector<std::uint64_t> ids;
     ids.swap(port.ids);
@@ -61,7 +69,7 @@ void drain(LoopPort& port) {
         }
         const Waiting waiting = std::move(found->second);
         port.table.erase(found);
-        port.engine->sleepers_add(-1);
+        hush(port, waiting);
         if (waiting.kind == Waiting::Kind::wake) {
             wake_future(waiting.target.get());
         } else if (waiting.kind == Waiting::Kind::call) {
@@ -74,6 +82,20 @@ void drain(LoopPort& port) {
     port.ids.swap(ids);
 }
 
+/// A receiver that has turned out to be large is the engine's: the bell of every segment is nothing to its loop.
+void decide(LoopPort& port) {
+    std::erase_if(port.undecided, [&port](const auto& entry) {
+        const auto& [id, request] = entry;
+        const bool large = request->large.load(std::memory_order_relaxed);  // a hint
+        const auto found = port.table.find(id);
+        if (large && found != port.table.end() && found->second.hears_bell) {
+            found->second.hears_bell = false;
+            port.engine->sleepers_add(-1);
+        }
+        return large || request->done() || found == port.table.end();
+    });
+}
+
 PyObject* on_completion(PyObject* self, PyObject*) {
     drain(*reinterpret_cast<PortObject*>(self)->port);
     Py_RETURN_NONE;
@@ -83,6 +105,7 @@ PyObject* on_bell(PyObject* self, PyObject*) {
     LoopPort& port = *reinterpret_cast<PortObject*>(self)->port;
     if (port.engine->pid() == present_pid()) {
         port.engine->on_bell();
+        decide(port);
         drain(port);
     }
     Py_RETURN_NONE;
@@ -109,7 +132,9 @@ void port_dealloc(PyObject* self) {
             last_port = nullptr;
         }
         if (object->port->engine && object->port->engine->pid() == present_pid()) {
-            object->port->engine->sleepers_add(-static_cast<std::int64_t>(object->port->table.size()));
+            for (const auto& [id, waiting] : object->port->table) {
+                hush(*object->port, waiting);
+            }
         }
         delete object->port;
     }
@@ -221,12 +246,18 @@ void stop_notifier() {
 
 bool wait_on(LoopPort* port, Request& request, Waiting waiting, std::uint64_t& id) {
     id = port->next_id++;
+    const bool hears_bell = waiting.hears_bell;
     port->table.emplace(id, std::move(waiting));
-    port->engine->sleepers_add(1);  // before the last look, which the caller takes
+    if (hears_bell) {
+        port->engine->sleepers_add(1);  // before the last look, which the caller takes
+    }
     if (request.add_waiter(port->port, id)) {
+        if (hears_bell && (request.call.flags & kWildcard) != 0) {
+            port->undecided.emplace_back(id, RequestRef::share(&request));
+        }
         return true;
     }
-    port->engine->sleepers_add(-1);
+    hush(*port, port->table.at(id));
     port->table.erase(id);
     return false;
 }
@@ -237,7 +268,7 @@ void stop_waiting(LoopPort* port, Request& request, std::uint64_t id) {
     if (found != port->table.end()) {
         const Waiting waiting = std::move(found->second);  // released after the table is whole again
         port->table.erase(found);
-        port->engine->sleepers_add(-1);
+        hush(*port, waiting);
     }
 }
 

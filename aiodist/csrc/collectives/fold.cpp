@@ -35,6 +35,7 @@ class FoldOperation final : public Operation {
           elements_(segment_ / std::max(reduction_.in_itemsize(), reduction_.out_itemsize())),
           rounds_((reduction_.largest() + elements_ - 1) / elements_),
           scatters_(request.call.collective == Collective::reduce_scatter),
+          result_is_read_(!scatters_ && size_ > 1),
           streaming_(reduction_.count(kWholeVector) * reduction_.out_itemsize() >= kStreamingNbytes) {
         const std::size_t result_nbytes = reduction_.count(kWholeVector) * reduction_.out_itemsize();
         for (int q = 0; q < size_; ++q) {
@@ -49,6 +50,8 @@ class FoldOperation final : public Operation {
         if (scatters_) {
             copied_ = rounds_;
         }
+        first_slot_ = communicator.take_slots(rounds_ * static_cast<std::uint64_t>(size_));
+        block_.resize(result_is_read_ ? kBlockNbytes : 0);
     }
 
     bool step() override { return copy() || reduce() || stage(); }
@@ -88,7 +91,8 @@ class FoldOperation final : public Operation {
     }
 
     std::size_t ring(int owner, std::uint64_t round) const noexcept {
-        return (static_cast<std::size_t>(owner) * depth_ + round % depth_) * segment_;
+        return (first_slot_ + round * static_cast<std::uint64_t>(size_) + static_cast<std::uint64_t>(owner)) %
+               communicator_.staging_slots() * segment_;
     }
 
     bool stage() {
@@ -113,7 +117,7 @@ class FoldOperation final : public Operation {
             return false;
         }
         const std::uint64_t round = reduced_;
-        const bool through_ring = !scatters_ && size_ > 1 && party(rank_).output == nullptr;
+        const bool through_ring = result_is_read_ && party(rank_).output == nullptr;
         const bool ready = others([&](int q) {
             return (party(q).input != nullptr || staged(q, round + 1)) &&
                    (!through_ring || round < depth_ || copied(q, round - depth_ + 1));
@@ -121,24 +125,33 @@ class FoldOperation final : public Operation {
         if (!ready) {
             return false;
         }
+        aim(round);
         const std::size_t all = count(rank_, round);
         const std::size_t first = round * elements_;
-        const std::size_t block = kBlockNbytes / std::max(reduction_.in_itemsize(), reduction_.out_itemsize());
-        aim(round);
         std::byte* const result = call_.output + ((scatters_ ? 0 : reduction_.begin(rank_)) + first) * reduction_.out_itemsize();
-        if (!through_ring) {
+        if (!result_is_read_) {
             fold_.run(result, first, all);
         } else {
-            std::byte* const slot = communicator_.staging() + ring(rank_, round);
-            for (std::size_t done = 0; done < all; done += block) {
-                const std::size_t some = std::min(block, all - done);
-                std::byte* const folded = slot + done * reduction_.out_itemsize();
-                fold_.run(folded, first + done, some);
-                store(result + done * reduction_.out_itemsize(), folded, some * reduction_.out_itemsize());
-            }
+            std::byte* const slot = through_ring ? communicator_.staging() + ring(rank_, round) : nullptr;
+            fold_block_wise(result, slot, first, all);
         }
         publish(communicator_.mine().reduced, ++reduced_);
         return true;
+    }
+
+    /// Folds into the first-level cache, and from there stores where others read and in the caller's array. A shared array of the caller's
+    /// is written around the cache: unlike the ring it is the same memory at every call (see Communicator::take_slots).
+    void fold_block_wise(std::byte* result, std::byte* slot, std::size_t first, std::size_t all) {
+        const std::size_t item = reduction_.out_itemsize();
+        const std::size_t block = kBlockNbytes / std::max(reduction_.in_itemsize(), item);
+        for (std::size_t done = 0; done < all; done += block) {
+            const std::size_t some = std::min(block, all - done);
+            fold_.run(block_.data(), first + done, some);
+            if (slot != nullptr) {
+                copy_cached(slot + done * item, block_.data(), some * item);
+            }
+            copy_run(result + done * item, block_.data(), some * item, streaming_ || slot == nullptr);
+        }
     }
 
     /// Points the fold at this round's segments. Staged ones begin at the round's first element, so their base is moved back by it.
@@ -169,14 +182,10 @@ class FoldOperation final : public Operation {
             const int q = (rank_ + step) % size_;
             const std::size_t offset = (reduction_.begin(q) + round * elements_) * reduction_.out_itemsize();
             const std::byte* const from = party(q).output != nullptr ? party(q).output + offset : party(q).staging + ring(q, round);
-            store(call_.output + offset, from, count(q, round) * reduction_.out_itemsize());
+            copy_run(call_.output + offset, from, count(q, round) * reduction_.out_itemsize(), streaming_);
         }
         publish(communicator_.mine().copied, ++copied_);
         return true;
-    }
-
-    void store(std::byte* to, const std::byte* from, std::size_t nbytes) const noexcept {
-        (streaming_ ? copy_streaming : copy_cached)(to, from, nbytes);
     }
 
     const Call& call_;
@@ -186,7 +195,10 @@ class FoldOperation final : public Operation {
     const std::size_t elements_;   // of a segment
     const std::uint64_t rounds_;
     const bool scatters_;
+    const bool result_is_read_;    // by the other ranks
     const bool streaming_;
+    std::vector<std::byte> block_;
+    std::uint64_t first_slot_ = 0;
     std::uint64_t staged_ = 0;
     std::uint64_t reduced_ = 0;
     std::uint64_t copied_ = 0;

@@ -19,7 +19,7 @@ constexpr std::size_t kStreamingNbytes = std::size_t{4} << 20;
 class PullOperation final : public Operation {
    public:
     PullOperation(Communicator& communicator, Request& request)
-        : Operation(communicator, request), call_(request.call), slots_(communicator.staging_nbytes() / segment_) {
+        : Operation(communicator, request), call_(request.call), slots_(communicator.staging_slots()) {
         if (call_.collective == Collective::broadcast) {
             receive_into(request, communicator.header(call_.root));
         }
@@ -28,6 +28,7 @@ class PullOperation final : public Operation {
             rounds_ = std::max(rounds_, rounds(q));
             total += is_source(q) ? party(q).nbytes : 0;
         }
+        first_slot_ = communicator.take_slots(rounds_);
         streaming_ = total >= kStreamingNbytes;
         if (party(rank_).input != nullptr || size_ == 1) {
             staged_ = rounds(rank_);
@@ -83,6 +84,8 @@ class PullOperation final : public Operation {
         return {call_.output + static_cast<std::size_t>(q) * row, row, static_cast<std::size_t>(size_) * row};
     }
 
+    std::size_t slot(std::uint64_t round) const noexcept { return (first_slot_ + round) % slots_ * segment_; }
+
     bool stage() {
         if (staged_ == rounds(rank_)) {
             return false;
@@ -91,7 +94,7 @@ class PullOperation final : public Operation {
         if (round >= slots_ && !others([&](int q) { return copied(q, round - slots_ + 1); })) {
             return false;
         }
-        copy_cached(communicator_.staging() + round % slots_ * segment_, call_.input + round * segment_, nbytes(rank_, round));
+        copy_cached(communicator_.staging() + slot(round), call_.input + round * segment_, nbytes(rank_, round));
         publish(communicator_.mine().staged, ++staged_);
         return true;
     }
@@ -115,7 +118,7 @@ class PullOperation final : public Operation {
             if (in_place || nbytes(q, round) == 0) {
                 continue;
             }
-            const std::byte* from = party(q).staging + round % slots_ * segment_;
+            const std::byte* from = party(q).staging + slot(round);
             if (q == rank_) {
                 from = call_.input + offset;
             } else if (party(q).input != nullptr) {
@@ -130,6 +133,7 @@ class PullOperation final : public Operation {
     const Call& call_;
     const std::uint64_t slots_;
     std::uint64_t rounds_ = 0;
+    std::uint64_t first_slot_ = 0;
     bool streaming_ = false;
     std::uint64_t staged_ = 0;
     std::uint64_t copied_ = 0;

@@ -29,6 +29,14 @@ struct Rows {
     }
 };
 
+// Runs shorter than this are not worth going around the cache.
+inline constexpr std::size_t kWorthStreaming = 512;
+
+/// One run, around the cache if that is asked for and worth it.
+inline void copy_run(std::byte* to, const std::byte* from, std::size_t nbytes, bool streaming) noexcept {
+    (streaming && nbytes >= kWorthStreaming ? copy_streaming : copy_cached)(to, from, nbytes);
+}
+
 /// Copies bytes [offset, offset + nbytes) of the block into a contiguous place that is read again soon.
 inline void pack(std::byte* to, const Rows<const std::byte>& from, std::size_t offset, std::size_t nbytes) {
     from.runs(offset, nbytes, [to](const std::byte* at, std::size_t done, std::size_t count) { copy_cached(to + done, at, count); });
@@ -37,12 +45,7 @@ inline void pack(std::byte* to, const Rows<const std::byte>& from, std::size_t o
 /// Copies a contiguous piece over bytes [offset, offset + nbytes) of the block; `streaming` where that is past the cache.
 inline void unpack(const Rows<std::byte>& to, std::size_t offset, const std::byte* from, std::size_t nbytes, bool streaming) {
     to.runs(offset, nbytes, [from, streaming](std::byte* at, std::size_t done, std::size_t count) {
-        constexpr std::size_t kWorthStreaming = 1024;
-        if (streaming && count >= kWorthStreaming) {
-            copy_streaming(at, from + done, count);
-        } else {
-            copy_cached(at, from + done, count);
-        }
+        copy_run(at, from + done, count, streaming);
     });
 }
 

@@ -11,7 +11,7 @@ namespace aiodist {
 
 inline constexpr std::uint64_t kArenaMagic = 0x61696f6469737431;    // "aiodist1"
 inline constexpr std::uint64_t kChannelMagic = 0x6368616e6e656c31;  // "channel1"
-inline constexpr std::uint32_t kLayoutVersion = 2;
+inline constexpr std::uint32_t kLayoutVersion = 4;
 inline constexpr std::size_t kPage = 4096;
 // Flags of different writers, or read at different times, lie two cache lines apart: the adjacent-line prefetcher pairs lines.
 inline constexpr std::size_t kLine = 128;
@@ -29,6 +29,8 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
 using Word = std::atomic<std::uint64_t>;
 
+constexpr std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
+
 /// One call site, "file:line", NUL-terminated.
 struct Site {
     char text[kSiteNbytes];
@@ -42,6 +44,8 @@ struct ArenaHeader {
     std::uint64_t nbytes;
     /// Number of this process's threads and loops that sleep or are about to. Pairs with every flag: see Engine::ring.
     alignas(kLine) Word sleepers;
+    /// The core that this process last posted from or waited on: a hint for peers that decide whether waiting awake makes sense.
+    alignas(kLine) std::atomic<std::int32_t> core;
     /// A robust futex held by the engine thread: the kernel sets FUTEX_OWNER_DIED in it when the process dies, before memory is torn down.
     alignas(kLine) std::uint64_t robust_next;
     std::atomic<std::uint32_t> life;
@@ -75,7 +79,7 @@ struct ChannelBlock {
     char reason[kReasonNbytes];
 };
 
-/// What a call is, in one slot: this, then ndim shape words, then `extra_nbytes` of text, then (16-byte aligned) a small payload.
+/// What a call is, in one slot: this, then ndim shape words, then `extra_nbytes` of text, then (at payload_at) a small payload.
 struct Header {
     std::uint64_t seq;
     std::uint8_t kind;  // HeaderKind
@@ -109,7 +113,11 @@ struct Tuning {
     std::uint32_t depth;           // segments of a chunk staged at once
 };
 
-constexpr std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
+/// Where a small payload lies in its slot, after `meta_nbytes` of header, shape and text: close by if it is tiny, so that one fetch brings
+/// both; else at a cache line, for the copy.
+constexpr std::size_t payload_at(std::size_t meta_nbytes, std::uint64_t payload_nbytes) {
+    return round_up(meta_nbytes, payload_nbytes <= 64 ? 16 : 64);
+}
 
 constexpr std::size_t slot_stride(const Tuning& tuning) { return round_up(kMetaNbytes + tuning.slot_nbytes, kLine); }
 
