@@ -22,6 +22,8 @@ namespace aiodist {
 namespace {
 
 constexpr std::size_t kPopulateStep = std::size_t{32} << 20;
+// Blocks of at least half of this get huge pages where the system grants them (shmem_enabled: advise or better).
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 std::mutex mappings_mutex;
 using FileKey = std::pair<std::uint64_t, std::uint64_t>;  // device, inode
@@ -39,6 +41,31 @@ FileKey key_of(int fd, std::size_t& nbytes) {
     return {info.st_dev, info.st_ino};
 }
 
+/// Maps at a multiple of the huge page size, without which none could be used.
+void* map_aligned(int fd, std::size_t nbytes, int protection) {
+    void* const wide = ::mmap(nullptr, nbytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (wide == MAP_FAILED) {
+        throw_errno("finding room for " + std::to_string(nbytes) + " bytes of shared memory");
+    }
+    const auto from = reinterpret_cast<std::uintptr_t>(wide);
+    const std::uintptr_t aligned = round_up(from, kHugePage);
+    void* const at = ::mmap(reinterpret_cast<void*>(aligned), nbytes, protection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0);
+    if (at == MAP_FAILED) {
+        const int error = errno;
+        ::munmap(wide, nbytes + kHugePage);
+        errno = error;
+        throw_errno("mapping " + std::to_string(nbytes) + " bytes of shared memory");
+    }
+    if (aligned > from) {
+        ::munmap(wide, aligned - from);
+    }
+    const std::size_t tail = from + kHugePage - aligned;
+    if (tail > 0) {
+        ::munmap(reinterpret_cast<void*>(aligned + nbytes), tail);
+    }
+    return at;
+}
+
 std::shared_ptr<Mapping> map_once(int fd, int protection) {
     std::size_t nbytes = 0;
     const FileKey key = key_of(fd, nbytes);
@@ -47,10 +74,7 @@ std::shared_ptr<Mapping> map_once(int fd, int protection) {
     if (auto known = entry.lock()) {
         return known;
     }
-    void* const at = ::mmap(nullptr, nbytes, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    if (at == MAP_FAILED) {
-        throw_errno("mapping " + std::to_string(nbytes) + " bytes of shared memory");
-    }
+    void* const at = map_aligned(fd, nbytes, protection);
     auto mapping = std::make_shared<Mapping>(static_cast<std::byte*>(at), nbytes);
     entry = mapping;
     std::erase_if(mappings(), [](const auto& item) { return item.second.expired(); });
@@ -74,7 +98,7 @@ Mapping::~Mapping() { ::munmap(base, nbytes); }
 
 std::shared_ptr<Arena> Arena::create() {
     Fd fd = make_memfd();
-    const std::size_t nbytes = round_up(std::max<std::uint64_t>(total_memory(), std::uint64_t{1} << 30), kPage);
+    const std::size_t nbytes = round_up(std::max<std::uint64_t>(total_memory(), std::uint64_t{1} << 30), kHugePage);
     if (::ftruncate(fd.get(), static_cast<off_t>(nbytes)) != 0) {
         throw_errno("sizing shared memory");
     }
@@ -105,6 +129,9 @@ Arena::Arena(Fd fd, Fd read_only, std::shared_ptr<Mapping> mapping)
 Arena::~Arena() = default;
 
 void Arena::populate(std::uint64_t offset, std::size_t nbytes) {
+    if (nbytes % kHugePage == 0) {
+        (void)::madvise(at(offset), nbytes, MADV_HUGEPAGE);  // a wish
+    }
     for (std::size_t done = 0; done < nbytes;) {
         const std::size_t step = std::min(kPopulateStep, nbytes - done);
         const std::uint64_t have = available_memory();
@@ -112,33 +139,40 @@ void Arena::populate(std::uint64_t offset, std::size_t nbytes) {
         if (have < nbytes - done + kPopulateStep) {
             throw NoMemory(nbytes, have);
         }
-        if (::fallocate(fd_.get(), 0, static_cast<off_t>(offset + done), static_cast<off_t>(step)) != 0) {
-            if (errno == EINTR) {
-                continue;
-            }
-            if (errno == ENOSPC || errno == ENOMEM) {
-                throw NoMemory(nbytes, have);
-            }
+        // Through the mapping, so that huge pages can be used; kernels before 5.14 know only the file's way.
+        int failed = ::madvise(at(offset + done), step, MADV_POPULATE_WRITE);
+        if (failed != 0 && errno == EINVAL) {
+            failed = ::fallocate(fd_.get(), 0, static_cast<off_t>(offset + done), static_cast<off_t>(step));
+        }
+        if (failed != 0 && (errno == ENOSPC || errno == ENOMEM || errno == EFAULT)) {
+            throw NoMemory(nbytes, have);
+        }
+        if (failed != 0 && errno != EINTR && errno != EAGAIN) {
             throw_errno("populating shared memory");
         }
-        done += step;
+        done += failed == 0 ? step : 0;
     }
 }
 
 std::uint64_t Arena::allocate(std::size_t wanted) {
-    const std::size_t nbytes = round_up(std::max<std::size_t>(wanted, 1), kPage);
+    const std::size_t unit = wanted >= kHugePage / 2 ? kHugePage : kPage;
+    const std::size_t nbytes = round_up(std::max<std::size_t>(wanted, 1), unit);
     std::uint64_t offset = 0;
     {
         const std::lock_guard lock(mutex_);
-        const auto block = std::find_if(free_.begin(), free_.end(), [&](const auto& item) { return item.second >= nbytes; });
+        const auto fits = [&](const auto& item) { return round_up(item.first, unit) + nbytes <= item.first + item.second; };
+        const auto block = std::find_if(free_.begin(), free_.end(), fits);
         if (block == free_.end()) {
             throw NoMemory(nbytes, 0);
         }
-        offset = block->first;
-        const std::size_t rest = block->second - nbytes;
+        const auto [from, size] = *block;
+        offset = round_up(from, unit);
         free_.erase(block);
-        if (rest > 0) {
-            free_[offset + nbytes] = rest;
+        if (offset > from) {
+            free_[from] = offset - from;
+        }
+        if (offset + nbytes < from + size) {
+            free_[offset + nbytes] = from + size - offset - nbytes;
         }
         used_[offset] = nbytes;
     }
