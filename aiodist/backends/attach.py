@@ -161,7 +161,7 @@ def _welcome(connection: socket.socket, secret: Secret, deadline: float) -> tupl
         connection.settimeout(min(5.0, _left(deadline)))
         theirs = _receive(connection, deadline)["nonce"]
         mine = secrets.token_hex(16)
-        _send(connection, {"nonce": mine, "proof": secret.proof("hub", theirs, mine), "layout": _core.layout_version()})
+        _send(connection, {"nonce": mine, "proof": secret.proof("hub", theirs, mine), "build": _core.build_hash()})
         data, fds, _, _ = socket.recv_fds(connection, _LARGEST_MESSAGE, _FDS_A_RANK)
         hello = json.loads(data)
         rank, pid, offset = int(hello["rank"]), int(hello["pid"]), int(hello["offset"])
@@ -183,8 +183,8 @@ def _introduce(hub: socket.socket, secret: Secret, rank: int, offset: int) -> No
     theirs = str(answer["nonce"])
     if not hmac.compare_digest(str(answer["proof"]), secret.proof("hub", mine, theirs)):
         raise ValueError("it does not know the job's token")
-    if answer["layout"] != _core.layout_version():
-        raise ValueError(f"it runs another version of aiodist (memory layout {answer['layout']}, here {_core.layout_version()})")
+    if answer["build"] != _core.build_hash():
+        raise ValueError(f"it runs another build of aiodist ({answer['build']}, here {_core.build_hash()}): install one version for all ranks")
     *fds, pid = _core.fds()
     proof = secret.proof("member", theirs, mine, str(rank), str(pid), str(offset))
     socket.send_fds(hub, [json.dumps({"rank": rank, "pid": pid, "offset": offset, "proof": proof}).encode()], fds)

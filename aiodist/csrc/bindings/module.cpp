@@ -151,7 +151,7 @@ NB_MODULE(_core, m) {
     m.def("shared_bytes", &shared_bytes, nb::arg("nbytes"), "Return a uint8 array that peers can read in place.");
     m.def("rest", &rest, "Stop the engine thread if no group is open; the next one starts it again.");
     m.def("shutdown", &shutdown, "Leave all groups and end all threads, before the interpreter goes.");
-    m.def("layout_version", [] { return kLayoutVersion; }, "Return the version of the shared-memory layout.");
+    m.def("build_hash", [] { return std::string(AIODIST_BUILD_HASH); }, "Return the hash of the native source this was built from.");
     m.def("instruction_set", [] { return std::string(kernel_instruction_set()); }, "Return the name of the kernels' instruction set.");
     m.def("set_hooks", [](nb::handle make_error, nb::handle make_array) { set_hooks(make_error.ptr(), make_array.ptr()); },
           nb::arg("make_error"), nb::arg("make_array"), "Register what builds exceptions and received arrays.");

@@ -1,5 +1,6 @@
 // Every collective, small and large, on ranks that are threads; then the ways a group can break.
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 
@@ -92,6 +93,38 @@ void every_collective(int size, bool shared) {
             reduce_scatter(rank, size, count + 1, ++round);
             ++round;
             broadcast(rank, round % size, count, round);
+        }
+    });
+    close(ranks);
+}
+
+/// Inputs and outputs in shared memory are read where they lie: all four mixtures, and in place.
+void shared_arrays(int size) {
+    auto ranks = make_world(size, kTuning);
+    run(ranks, [size](Rank& rank, int r) {
+        constexpr std::size_t kCount = 5003;
+        Arena& arena = rank.engine->arena();
+        const std::uint64_t at = arena.allocate(2 * kCount * sizeof(std::int64_t));
+        auto* const block = reinterpret_cast<std::int64_t*>(arena.at(at));
+        std::vector<std::int64_t> own(kCount);
+        for (int mixture = 0; mixture < 5; ++mixture) {
+            const bool in_place = mixture == 4;
+            auto input = filled(r, kCount, mixture);
+            std::int64_t* const from = (mixture & 1) != 0 || in_place ? block : input.data();
+            std::int64_t* const to = in_place ? from : (mixture & 2) != 0 ? block + kCount : own.data();
+            std::copy(input.begin(), input.end(), from);
+            Call call = call_of(Collective::all_reduce, DType::int64, input, own, Op::sum);
+            call.input = reinterpret_cast<const std::byte*>(from);
+            call.output = reinterpret_cast<std::byte*>(to);
+            const RequestRef request = rank.communicator->start(std::move(call), kTimeout);
+            succeed(rank, *request.get());
+            for (std::size_t i = 0; i < kCount; ++i) {
+                std::int64_t sum = 0;
+                for (int q = 0; q < size; ++q) {
+                    sum += value(q, i, mixture);
+                }
+                expect(to[i] == sum, "shared arrays, mixture " + std::to_string(mixture) + " at " + std::to_string(i));
+            }
         }
     });
     close(ranks);
@@ -217,6 +250,9 @@ int main() {
         every_collective(size, true);
         std::printf("collectives on %d ranks: right\n", size);
     }
+    shared_arrays(2);
+    shared_arrays(3);
+    std::puts("shared arrays: right");
     many_in_flight(2);
     many_in_flight(3);
     std::puts("many in flight: right");
