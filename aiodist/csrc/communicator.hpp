@@ -108,6 +108,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     const Member& member(int q) const noexcept { return members_[static_cast<std::size_t>(q)]; }
     const HeaderCopy& header(int q) const noexcept { return headers_[static_cast<std::size_t>(q)]; }
     std::byte* staging() const noexcept { return staging_; }
+    /// Scratch of one pointer a member.
+    std::vector<const void*>& pointers() noexcept { return pointers_; }
     std::size_t staging_nbytes() const noexcept;
     /// Slots of one segment in a member's staging ring.
     std::uint64_t staging_slots() const noexcept { return members_.size() * std::uint64_t{tuning().depth}; }
@@ -164,6 +166,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     Options options_;
     std::vector<Member> members_;
     std::vector<HeaderCopy> headers_;
+    std::vector<const void*> pointers_;
     std::vector<std::shared_ptr<Process>> processes_;  // each once, this one included
     ChannelBlock* block_ = nullptr;
     std::byte* slots_ = nullptr;
@@ -173,6 +176,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     mutable std::mutex issue_mutex_;  // next_seq_, unposted_, draining_, failure_
     std::uint64_t next_seq_ = 0;
     RequestQueue unposted_;
+    std::atomic<std::uint32_t> unposted_count_{0};
     std::vector<RequestRef> draining_;
     FailurePtr failure_;
     std::atomic<bool> broken_{false};

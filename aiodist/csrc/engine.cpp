@@ -239,8 +239,7 @@ unsigned Engine::pauses() const noexcept {
 
 bool Engine::spin(Request& request, Clock::duration at_most) {
     Communicator& communicator = *request.communicator();
-    const TimePoint until = Clock::now() + at_most;
-    do {
+    const auto look = [&] {
         for (int i = 0; i < kLooks; ++i) {
             communicator.progress();
             if (request.done()) {
@@ -248,7 +247,17 @@ bool Engine::spin(Request& request, Clock::duration at_most) {
             }
             pause();
         }
-    } while (communicator.has_core() && Clock::now() < until);
+        return false;
+    };
+    if (look()) {  // before the first look at the clock: most waits are this short
+        return true;
+    }
+    const TimePoint until = Clock::now() + at_most;
+    while (communicator.has_core() && Clock::now() < until) {
+        if (look()) {
+            return true;
+        }
+    }
     return false;
 }
 

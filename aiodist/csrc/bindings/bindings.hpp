@@ -122,7 +122,6 @@ PyObject* port_object(LoopPort* port) noexcept;
 struct SpinBudget {
     std::int64_t spent_ns = 0;     // since the loop last turned
     std::int64_t patience_ns = 5000;  // of one await; adapts to success
-    int prompt = 0;                // awaits in a row that did not suspend
 };
 SpinBudget& spin_budget(LoopPort* port) noexcept;
 

@@ -17,6 +17,8 @@ constexpr int kPromptAwaits = 64;
 // One await's polling: grows while it pays, up to the whole turn; shrinks to this where peers are late.
 constexpr std::int64_t kColdNs = 5'000;
 constexpr std::chrono::microseconds kBlockingSpin{5};
+// Looks before the first at the clock, which costs as much as a few of them; kPromptAwaits bounds how often.
+constexpr int kUntimedLooks = 8;
 
 struct FutureObject {
     PyObject_HEAD
@@ -41,6 +43,7 @@ struct AwaiterObject {
 PyTypeObject* future_type = nullptr;
 PyTypeObject* awaiter_type = nullptr;
 PyObject* blocking_name = nullptr;
+int prompt_awaits = 0;  // in a row that did not suspend, over all loops
 
 FutureObject& as_future(PyObject* self) { return *reinterpret_cast<FutureObject*>(self); }
 
@@ -327,13 +330,19 @@ PyObject* future_await(PyObject* self) {
     return object;
 }
 
+/// A few looks, for calls whose peers are about to arrive.
+bool look_closely(Request& request) {
+    Communicator& communicator = *request.communicator();
+    for (int i = 0; i < kUntimedLooks && !request.done(); ++i) {
+        communicator.progress();
+        pause();
+    }
+    return request.done();
+}
+
 /// Polls in place of suspending while that is likely to pay.
 bool poll(Request& request, SpinBudget& budget) {
     Communicator& communicator = *request.communicator();
-    communicator.progress();
-    if (request.done()) {
-        return true;
-    }
     if (budget.spent_ns >= kTurnNs || communicator.waits_for_this_thread(request)) {
         return false;
     }
@@ -363,6 +372,26 @@ PyObject* suspend(AwaiterObject& awaiter, Request& request) {
     return waiter.leak();
 }
 
+PySendResult returned(FutureObject& future, PyObject** out) {
+    *out = Py_XNewRef(value_of(future));
+    return *out != nullptr ? PYGEN_RETURN : PYGEN_ERROR;
+}
+
+/// False with an exception set where no loop runs.
+bool find_port(AwaiterObject& awaiter) {
+    if (awaiter.port == nullptr) {
+        awaiter.port = running_port();
+        if (awaiter.port == nullptr) {
+            if (!PyErr_Occurred()) {
+                PyErr_SetString(PyExc_RuntimeError, "no running event loop: await needs one, result() blocks without");
+            }
+            return false;
+        }
+        awaiter.port_keeper = Ref::share(port_object(awaiter.port));
+    }
+    return true;
+}
+
 PySendResult awaiter_send(PyObject* self, PyObject*, PyObject** out) {
     auto& awaiter = *reinterpret_cast<AwaiterObject*>(self);
     FutureObject& future = as_future(awaiter.future.get());
@@ -371,43 +400,36 @@ PySendResult awaiter_send(PyObject* self, PyObject*, PyObject** out) {
     if (!check_process(request.communicator()->engine())) {
         return PYGEN_ERROR;
     }
-    if (awaiter.port == nullptr) {
-        awaiter.port = running_port();
-        if (awaiter.port == nullptr) {
-            if (!PyErr_Occurred()) {
-                PyErr_SetString(PyExc_RuntimeError, "no running event loop: await needs one, result() blocks without");
-            }
-            return PYGEN_ERROR;
-        }
-        awaiter.port_keeper = Ref::share(port_object(awaiter.port));
-    }
-    SpinBudget& budget = spin_budget(awaiter.port);
     const bool resumed = awaiter.id != 0 || awaiter.yielded;
     if (awaiter.id != 0) {
         stop_waiting(awaiter.port, request, std::exchange(awaiter.id, 0));
     }
-    if (resumed) {
-        budget.spent_ns = 0;
-        budget.prompt = 0;
-    }
-    if (request.done() || poll(request, budget)) {
-        if (!resumed && (++budget.prompt > kPromptAwaits || budget.spent_ns >= kTurnNs)) {
-            awaiter.yielded = true;  // done, but the loop's other tasks have waited long enough
-            *out = Py_NewRef(Py_None);
-            return PYGEN_NEXT;
+    // Asking for the running loop costs a system call (it compares the pid), so what is over soon does without.
+    bool done = look_closely(request);
+    bool spent = false;
+    if (!done) {
+        if (!find_port(awaiter)) {
+            return PYGEN_ERROR;
         }
-        *out = Py_XNewRef(value_of(future));
-        return *out != nullptr ? PYGEN_RETURN : PYGEN_ERROR;
+        SpinBudget& budget = spin_budget(awaiter.port);
+        budget.spent_ns = resumed ? 0 : budget.spent_ns;
+        done = poll(request, budget);
+        spent = budget.spent_ns >= kTurnNs;
+    }
+    prompt_awaits = resumed ? 0 : prompt_awaits + 1;
+    if (!resumed && (spent || (done && prompt_awaits > kPromptAwaits))) {
+        awaiter.yielded = true;  // the loop's other tasks have waited long enough
+        *out = Py_NewRef(Py_None);
+        return PYGEN_NEXT;
+    }
+    if (done) {
+        return returned(future, out);
     }
     *out = suspend(awaiter, request);
     if (*out != nullptr) {
         return PYGEN_NEXT;
     }
-    if (PyErr_Occurred()) {
-        return PYGEN_ERROR;
-    }
-    *out = Py_XNewRef(value_of(future));
-    return *out != nullptr ? PYGEN_RETURN : PYGEN_ERROR;
+    return PyErr_Occurred() ? PYGEN_ERROR : returned(future, out);
 }
 
 PyObject* awaiter_next(PyObject* self) {

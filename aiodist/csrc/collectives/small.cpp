@@ -1,9 +1,9 @@
-#include <array>
 #include <cstring>
 
 #include "collectives/operation.hpp"
 #include "collectives/reduction.hpp"
 #include "collectives/rows.hpp"
+#include "kernels/float_environment.hpp"
 
 namespace aiodist {
 namespace {
@@ -26,15 +26,25 @@ void broadcast(Communicator& communicator, Request& request) {
     }
 }
 
-void fold(Communicator& communicator, Request& request) {
+void all_reduce(Communicator& communicator, Request& request) {
+    const Call& call = request.call;
+    const auto size = static_cast<std::size_t>(communicator.size());
+    std::vector<const void*>& payloads = communicator.pointers();
+    for (std::size_t q = 0; q < size; ++q) {
+        payloads[q] = communicator.header(static_cast<int>(q)).payload;
+    }
+    const FloatEnvironment environment;
+    fold_kernel(call.dtype, call.op)(call.output, payloads.data(), size, call.nbytes / call.itemsize, size);
+}
+
+void reduce_scatter(Communicator& communicator, Request& request) {
     const int size = communicator.size();
     const Reduction reduction(request.call, size);
-    const int chunk = request.call.collective == Collective::reduce_scatter ? communicator.rank() : kWholeVector;
     FoldInto folded(reduction, size);
     for (int q = 0; q < size; ++q) {
-        folded.source(q, reduction.input_of(communicator.header(q).payload, chunk));
+        folded.source(q, reduction.input_of(communicator.header(q).payload, communicator.rank()));
     }
-    folded.run(request.call.output, 0, reduction.count(chunk));
+    folded.run(request.call.output, 0, reduction.count(communicator.rank()));
 }
 
 }  // namespace
@@ -42,8 +52,10 @@ void fold(Communicator& communicator, Request& request) {
 void complete_small(Communicator& communicator, Request& request) {
     switch (request.call.collective) {
         case Collective::all_reduce:
+            all_reduce(communicator, request);
+            break;
         case Collective::reduce_scatter:
-            fold(communicator, request);
+            reduce_scatter(communicator, request);
             break;
         case Collective::all_gather:
             all_gather(communicator, request);
