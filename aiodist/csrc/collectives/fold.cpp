@@ -9,6 +9,10 @@
 //   reduce t   when every other rank has staged t, and, where my result goes through a ring, has copied t − depth
 //   copy t     when every other rank has reduced t
 //
+// Two ranks whose inputs both lie in shared memory, or are short, do without owners: each folds the whole vector itself. That moves as many
+// lines between their caches and waits once in place of three times. (Not in place: the peer may still have to read what would be written.
+// And not past the cache, where the second reading of everything costs more than it saves.)
+//
 // tests/model/large.py explores this exhaustively for small bounds.
 
 #include <algorithm>
@@ -21,6 +25,7 @@ namespace {
 
 // Results at least this large are written around the cache: they would only push out what the next segment needs.
 constexpr std::size_t kStreamingNbytes = std::size_t{4} << 20;
+constexpr std::uint64_t kWholeNbytes = 128 * 1024;
 // A folded block is copied to the caller's array while it is in the first-level cache.
 constexpr std::size_t kBlockNbytes = 8192;
 
@@ -31,26 +36,29 @@ class FoldOperation final : public Operation {
           call_(request.call),
           reduction_(request.call, size_),
           fold_(reduction_, size_),
-          depth_(communicator.tuning().depth),
-          elements_(segment_ / std::max(reduction_.in_itemsize(), reduction_.out_itemsize())),
-          rounds_((reduction_.largest() + elements_ - 1) / elements_),
           scatters_(request.call.collective == Collective::reduce_scatter),
-          result_is_read_(!scatters_ && size_ > 1),
+          whole_(!scatters_ && folds_whole()),
+          own_(whole_ ? kWholeVector : rank_),
+          slots_a_round_(whole_ ? 1 : static_cast<std::uint64_t>(size_)),
+          depth_(communicator.staging_slots() / slots_a_round_),
+          elements_(segment_ / std::max(reduction_.in_itemsize(), reduction_.out_itemsize())),
+          rounds_(((whole_ ? reduction_.count(kWholeVector) : reduction_.largest()) + elements_ - 1) / elements_),
+          result_is_read_(!scatters_ && !whole_ && size_ > 1),
           streaming_(reduction_.count(kWholeVector) * reduction_.out_itemsize() >= kStreamingNbytes) {
         const std::size_t result_nbytes = reduction_.count(kWholeVector) * reduction_.out_itemsize();
         for (int q = 0; q < size_; ++q) {
             // An output is read by its peers only where all of it lies inside the arena.
-            if (party(q).output != nullptr && !scatters_) {
+            if (party(q).output != nullptr && result_is_read_) {
                 party(q).output = communicator.member(q).process->arena->at(communicator.header(q).head.output_offset, result_nbytes);
             }
         }
         if (party(rank_).input != nullptr || size_ == 1) {
             staged_ = rounds_;
         }
-        if (scatters_) {
+        if (!result_is_read_) {
             copied_ = rounds_;
         }
-        first_slot_ = communicator.take_slots(rounds_ * static_cast<std::uint64_t>(size_));
+        first_slot_ = communicator.take_slots(rounds_ * slots_a_round_);
         block_.resize(result_is_read_ ? kBlockNbytes : 0);
     }
 
@@ -60,13 +68,13 @@ class FoldOperation final : public Operation {
         if (staged_ < rounds_ || reduced_ < rounds_ || copied_ < rounds_) {
             return false;
         }
-        return others([this](int q) { return reduced(q, rounds_) && (scatters_ || copied(q, rounds_)); });
+        return others([this](int q) { return reduced(q, rounds_) && (!result_is_read_ || copied(q, rounds_)); });
     }
 
     std::vector<int> waits_for() override {
         std::vector<int> ranks;
         for (int q = 0; q < size_; ++q) {
-            if (q != rank_ && (!reduced(q, rounds_) || (!scatters_ && !copied(q, rounds_)))) {
+            if (q != rank_ && (!reduced(q, rounds_) || (result_is_read_ && !copied(q, rounds_)))) {
                 ranks.push_back(q);
             }
         }
@@ -90,9 +98,24 @@ class FoldOperation final : public Operation {
         return first < all ? std::min(elements_, all - first) : 0;
     }
 
+    /// A pure function of all headers: every rank must come to the same answer.
+    bool folds_whole() const noexcept {
+        if (size_ != 2 || call_.nbytes >= kStreamingNbytes) {
+            return false;
+        }
+        bool readable = true;
+        for (int q = 0; q < size_; ++q) {
+            const Header& head = communicator_.header(q).head;
+            const std::uint64_t apart = std::max(head.input_offset, head.output_offset) - std::min(head.input_offset, head.output_offset);
+            readable = readable && party(q).input != nullptr && apart >= head.nbytes;
+        }
+        const bool none_readable = party(0).input == nullptr && party(1).input == nullptr;
+        return readable || (none_readable && call_.nbytes <= kWholeNbytes);
+    }
+
     std::size_t ring(int owner, std::uint64_t round) const noexcept {
-        return (first_slot_ + round * static_cast<std::uint64_t>(size_) + static_cast<std::uint64_t>(owner)) %
-               communicator_.staging_slots() * segment_;
+        const std::uint64_t place = whole_ ? 0 : static_cast<std::uint64_t>(owner);
+        return (first_slot_ + round * slots_a_round_ + place) % communicator_.staging_slots() * segment_;
     }
 
     bool stage() {
@@ -105,8 +128,9 @@ class FoldOperation final : public Operation {
         }
         for (int step = 1; step < size_; ++step) {
             const int q = (rank_ + step) % size_;
-            pack(communicator_.staging() + ring(q, round), reduction_.input_of(call_.input, q),
-                 round * elements_ * reduction_.in_itemsize(), count(q, round) * reduction_.in_itemsize());
+            const int chunk = whole_ ? kWholeVector : q;
+            pack(communicator_.staging() + ring(q, round), reduction_.input_of(call_.input, chunk),
+                 round * elements_ * reduction_.in_itemsize(), count(chunk, round) * reduction_.in_itemsize());
         }
         publish(communicator_.mine().staged, ++staged_);
         return true;
@@ -117,6 +141,9 @@ class FoldOperation final : public Operation {
             return false;
         }
         const std::uint64_t round = reduced_;
+        if (whole_ && staged_ <= round) {
+            return false;  // in place, the result would overwrite what the peer still needs; chunk by chunk the two never meet
+        }
         const bool through_ring = result_is_read_ && party(rank_).output == nullptr;
         const bool ready = others([&](int q) {
             return (party(q).input != nullptr || staged(q, round + 1)) &&
@@ -126,9 +153,9 @@ class FoldOperation final : public Operation {
             return false;
         }
         aim(round);
-        const std::size_t all = count(rank_, round);
+        const std::size_t all = count(own_, round);
         const std::size_t first = round * elements_;
-        std::byte* const result = call_.output + ((scatters_ ? 0 : reduction_.begin(rank_)) + first) * reduction_.out_itemsize();
+        std::byte* const result = call_.output + ((scatters_ ? 0 : reduction_.begin(own_)) + first) * reduction_.out_itemsize();
         if (!result_is_read_) {
             fold_.run(result, first, all);
         } else {
@@ -160,9 +187,9 @@ class FoldOperation final : public Operation {
         for (int q = 0; q < size_; ++q) {
             const Party& one = party(q);
             if (q == rank_) {
-                fold_.source(q, reduction_.input_of(call_.input, rank_));
+                fold_.source(q, reduction_.input_of(call_.input, own_));
             } else if (one.input != nullptr) {
-                fold_.source(q, reduction_.input_of(one.input, rank_));
+                fold_.source(q, reduction_.input_of(one.input, own_));
             } else {
                 const std::size_t nbytes = skipped + segment_;
                 fold_.source(q, {one.staging + ring(rank_, round) - skipped, nbytes, nbytes});
@@ -191,10 +218,13 @@ class FoldOperation final : public Operation {
     const Call& call_;
     const Reduction reduction_;
     FoldInto fold_;
-    const std::uint64_t depth_;
+    const bool scatters_;
+    const bool whole_;             // every rank folds the whole vector
+    const int own_;                // the chunk that this rank folds
+    const std::uint64_t slots_a_round_;
+    const std::uint64_t depth_;    // rounds that the ring holds
     const std::size_t elements_;   // of a segment
     const std::uint64_t rounds_;
-    const bool scatters_;
     const bool result_is_read_;    // by the other ranks
     const bool streaming_;
     std::vector<std::byte> block_;

@@ -98,6 +98,30 @@ void every_collective(int size, bool shared) {
     close(ranks);
 }
 
+/// In place, with one rank late at random: what it sends must not be overwritten by its own result.
+void in_place(int size) {
+    auto ranks = make_world(size, kTuning);
+    run(ranks, [size](Rank& rank, int r) {
+        std::mt19937 random(static_cast<unsigned>(r));
+        for (int round = 0; round < 200; ++round) {
+            auto data = filled(r, 1000, round);
+            const RequestRef request = rank.communicator->start(call_of(Collective::all_reduce, DType::int64, data, data, Op::sum), kTimeout);
+            if (random() % 3 == 0) {
+                std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
+            }
+            succeed(rank, *request.get());
+            for (std::size_t i = 0; i < data.size(); ++i) {
+                std::int64_t sum = 0;
+                for (int q = 0; q < size; ++q) {
+                    sum += value(q, i, round);
+                }
+                expect(data[i] == sum, "in place, round " + std::to_string(round) + " at " + std::to_string(i));
+            }
+        }
+    });
+    close(ranks);
+}
+
 /// Inputs and outputs in shared memory are read where they lie: all four mixtures, and in place.
 void shared_arrays(int size) {
     auto ranks = make_world(size, kTuning);
@@ -250,9 +274,11 @@ int main() {
         every_collective(size, true);
         std::printf("collectives on %d ranks: right\n", size);
     }
+    in_place(2);
+    in_place(3);
     shared_arrays(2);
     shared_arrays(3);
-    std::puts("shared arrays: right");
+    std::puts("in place, shared arrays: right");
     many_in_flight(2);
     many_in_flight(3);
     std::puts("many in flight: right");
