@@ -185,12 +185,14 @@ class Group(_core.GroupCore):
         """
         if self.closed:
             return
-        with contextlib.suppress(TimeoutError, AiodistError):
-            async with asyncio.timeout(min(self.timeout, self._drain_seconds)):
-                await self._drained()
-        self._close()
-        if self._on_close is not None:
-            await self._on_close(self._reason)
+        try:
+            with contextlib.suppress(TimeoutError, AiodistError):
+                async with asyncio.timeout(min(self.timeout, self._drain_seconds)):
+                    await self._drained()
+        finally:  # also where the waiting is cancelled: a group is never left half closed
+            self._close()
+            if self._on_close is not None:
+                await self._on_close(self._reason)
 
     async def __aenter__(self) -> Group:
         return self

@@ -255,11 +255,13 @@ class _Forming:
             raise
 
         async def on_close(reason: str | None) -> None:
-            with contextlib.suppress(RendezvousError, RuntimeError):
-                await asyncio.wrap_future(control.submit(self._leave(reason)))
-            control.close()
-            registry.set_world(None)
-            _core.rest()
+            try:
+                with contextlib.suppress(RendezvousError, RuntimeError):
+                    await asyncio.wrap_future(control.submit(self._leave(reason)))
+            finally:
+                control.close()
+                registry.set_world(None)
+                _core.rest()
 
         return Group(
             "world",

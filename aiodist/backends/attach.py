@@ -184,7 +184,9 @@ def _introduce(hub: socket.socket, secret: Secret, rank: int, offset: int) -> No
     if not hmac.compare_digest(str(answer["proof"]), secret.proof("hub", mine, theirs)):
         raise ValueError("it does not know the job's token")
     if answer["build"] != _core.build_hash():
-        raise ValueError(f"it runs another build of aiodist ({answer['build']}, here {_core.build_hash()}): install one version for all ranks")
+        raise ValueError(
+            f"it runs another build of aiodist ({answer['build']}, here {_core.build_hash()}): install one version for all ranks"
+        )
     *fds, pid = _core.fds()
     proof = secret.proof("member", theirs, mine, str(rank), str(pid), str(offset))
     socket.send_fds(hub, [json.dumps({"rank": rank, "pid": pid, "offset": offset, "proof": proof}).encode()], fds)

@@ -309,7 +309,7 @@ Engine::Wait Engine::wait(Request& request, TimePoint until) {
             return Wait::done;
         }
         if (!undisturbed || now >= until) {
-            request.remove_waiter(0);
+            request.remove_waiter(*port, 0);
             return undisturbed ? Wait::expired : Wait::interrupted;
         }
     }

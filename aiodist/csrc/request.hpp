@@ -112,7 +112,7 @@ class Request {
     void finish(FailurePtr failure);
     /// False if the request is done already: then nothing will be pushed.
     bool add_waiter(std::shared_ptr<Port> port, std::uint64_t id);
-    void remove_waiter(std::uint64_t id);
+    void remove_waiter(const Port& port, std::uint64_t id);
 
     const FailurePtr& failure() const noexcept { return failure_; }
     const std::shared_ptr<Communicator>& communicator() const noexcept { return communicator_; }

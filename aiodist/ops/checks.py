@@ -120,14 +120,14 @@ class Output:
         self.finish = finish
 
 
-def as_output(out: Any, shape: tuple[int, ...], dtype: np.dtype, source: Any = None, *, own_slot: bool = False) -> Output:
+def as_output(out: Any, shape: tuple[int, ...], dtype: np.dtype, source: np.ndarray | None = None, *, own_slot: bool = False) -> Output:
     """Return where a result of `shape` and `dtype` goes: a new array, or the caller's `out`.
 
     Args:
         out: The caller's array, or None.
         shape: Shape of the result.
         dtype: Element type of the result.
-        source: The caller's input: it may be `out` itself, but not overlap it in part.
+        source: The plain input (see `as_input`): it may be `out` itself, but not overlap it in part. A copy of the caller's never does.
         own_slot: The input may lie anywhere inside `out`; the caller sees to it.
 
     Raises:
@@ -146,7 +146,7 @@ def as_output(out: Any, shape: tuple[int, ...], dtype: np.dtype, source: Any = N
         raise ValueError("out is read-only")
     if out.size and any(extent > 1 and stride == 0 for extent, stride in zip(out.shape, out.strides, strict=True)):
         raise ValueError("out repeats its memory (a stride of 0)")
-    if not own_slot and isinstance(source, np.ndarray) and not _same_memory(source, out) and _overlap(source, out):
+    if not own_slot and source is not None and not _same_memory(source, out) and _overlap(source, out):
         raise ValueError("out overlaps x in part; pass the same array, or a separate one")
     plain = type(out) is np.ndarray and out.flags.c_contiguous and out.flags.aligned and out.dtype.isnative
     if plain:

@@ -23,7 +23,7 @@ def broadcast(backend: Backend, rank: int, size: int, x: Any, root: Any, out: An
         target: Output | None = None
         if rank == source:
             array = as_input(x)
-            target = as_output(out, array.shape, array.dtype, x)
+            target = as_output(out, array.shape, array.dtype, array)
         elif x is not None:
             expected = as_input(x)
             target = as_output(out, expected.shape, expected.dtype)
@@ -55,8 +55,8 @@ def all_gather(backend: Backend, rank: int, size: int, x: Any, axis: Any, out: A
         index = check_axis(axis, len(shape))
         joined = (*shape[:index], shape[index] * size, *shape[index + 1 :])
         rows = math.prod(shape[:index])
-        own = isinstance(out, np.ndarray) and isinstance(x, np.ndarray) and _is_own_slot(x, out, rank, rows)
-        target = as_output(out, joined, array.dtype, x, own_slot=own)
+        own = isinstance(out, np.ndarray) and _is_own_slot(array, out, rank, rows)
+        target = as_output(out, joined, array.dtype, array, own_slot=own)
     return backend.start(
         Call(
             "all_gather",

@@ -19,7 +19,7 @@ def all_reduce(backend: Backend, x: Any, op: Any, out: Any, timeout: Any) -> Ten
         seconds = check_timeout(timeout)
         reduction = ReduceOp.of(op)
         array = as_input(x)
-        target = as_output(out, array.shape, check_reduction(reduction, array.dtype), x)
+        target = as_output(out, array.shape, check_reduction(reduction, array.dtype), array)
     return backend.start(
         Call(
             "all_reduce",
@@ -46,8 +46,8 @@ def reduce_scatter(backend: Backend, size: int, x: Any, op: Any, axis: Any, out:
         if array.shape[index] % size:
             raise ValueError(f"x has {array.shape[index]} elements along axis {index}, which {size} ranks can not share evenly")
         shape = (*array.shape[:index], array.shape[index] // size, *array.shape[index + 1 :])
-        target = as_output(out, shape, check_reduction(reduction, array.dtype), x)
-        if size > 1 and target.finish is None and out is not None and out is x:
+        target = as_output(out, shape, check_reduction(reduction, array.dtype), array)
+        if size > 1 and out is not None and out is x:
             raise ValueError("out can not be x: the result is a part of it")
     return backend.start(
         Call(

@@ -43,11 +43,18 @@ class Ref {
     PyObject* object_ = nullptr;
 };
 
+/// Call before taking the GIL back: once the interpreter is going (see shutdown() in module.cpp), a daemon thread stays where it is. Let in, it
+/// would be unwound by CPython in the middle of C++ frames, which ends the process.
+void stay_out_at_exit() noexcept;
+
 /// While one lives, other Python threads run.
 class WithoutGil {
    public:
     WithoutGil() : state_(PyEval_SaveThread()) {}
-    ~WithoutGil() { PyEval_RestoreThread(state_); }
+    ~WithoutGil() {
+        stay_out_at_exit();
+        PyEval_RestoreThread(state_);
+    }
     WithoutGil(const WithoutGil&) = delete;
     WithoutGil& operator=(const WithoutGil&) = delete;
 
@@ -102,6 +109,8 @@ LoopPort* running_port();
 LoopPort* notifier_port();
 bool add_port_type(PyObject* module);
 void stop_notifier();
+/// This thread is needed for shutting down.
+void come_in_at_exit() noexcept;
 
 /// What is to happen with the GIL once a request is done.
 struct Waiting {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <thread>
 
 #include "bindings/bindings.hpp"
 
@@ -28,6 +29,7 @@ struct FutureObject {
     Ref result;  // what it resolves to; nullptr: received
     Ref finish;  // called with the above once
     bool resolved;
+    bool resolving;  // some thread is at it, perhaps without the GIL for moments
     PyObject* weak_references;
 };
 
@@ -62,32 +64,43 @@ void let_go(Request& request, bool loop_watches) {
     }
 }
 
+/// Makes what the future resolves to; false with an exception set if that fails.
+bool resolve(FutureObject& self) {
+    if (!self.result) {
+        self.result = make_received(*self.request.get());
+        if (!self.result) {
+            return false;
+        }
+    }
+    if (self.finish) {
+        Ref finished = Ref::steal(PyObject_CallOneArg(self.finish.get(), self.result.get()));
+        if (!finished) {
+            return false;
+        }
+        self.result = std::move(finished);
+        self.finish = Ref();
+    }
+    self.input = Ref();
+    return true;
+}
+
 /// The value of a done request (borrowed), or nullptr with its error raised.
 PyObject* value_of(FutureObject& self) {
-    Request& request = *self.request.get();
+    const Request& request = *self.request.get();
     if (request.state() == Request::State::failed) {
         raise_failure(request);
         return nullptr;
     }
-    if (!self.resolved) {
-        if (!self.result) {
-            self.result = make_received(request);
-            if (!self.result) {
-                return nullptr;
-            }
-        }
-        if (self.finish) {
-            Ref finished = Ref::steal(PyObject_CallOneArg(self.finish.get(), self.result.get()));
-            if (!finished) {
-                return nullptr;
-            }
-            self.result = std::move(finished);
-            self.finish = Ref();
-        }
-        self.input = Ref();
-        self.resolved = true;
+    while (self.resolving) {  // another thread; it only copies or makes objects, and never waits
+        const WithoutGil released;
+        std::this_thread::yield();
     }
-    return self.result.get();
+    if (!self.resolved) {
+        self.resolving = true;
+        self.resolved = resolve(self);
+        self.resolving = false;
+    }
+    return self.resolved ? self.result.get() : nullptr;
 }
 
 void future_dealloc(PyObject* self) {
@@ -95,6 +108,8 @@ void future_dealloc(PyObject* self) {
     if (future.weak_references != nullptr) {
         PyObject_ClearWeakRefs(self);
     }
+    PyObject *type_before, *value_before, *traceback_before;  // this may run while an exception is on its way
+    PyErr_Fetch(&type_before, &value_before, &traceback_before);
     Request* const request = future.request.get();
     const bool ours = request != nullptr && request->communicator()->engine().pid() == present_pid();
     if (ours && !request->done()) {
@@ -114,6 +129,7 @@ void future_dealloc(PyObject* self) {
         (void)future.request.leak();  // the parent's: its locks may be held for ever in this child
     }
     future.~FutureObject();
+    PyErr_Restore(type_before, value_before, traceback_before);
     PyTypeObject* const type = Py_TYPE(self);
     type->tp_free(self);
     Py_DECREF(type);
@@ -125,6 +141,9 @@ bool look(FutureObject& future) {
     Request& request = *future.request.get();
     if (!request.done()) {
         request.communicator()->progress();
+    }
+    if (!request.done()) {
+        request.communicator()->engine().watch(request.deadline);  // a future that is only polled has deadlines and deaths too
     }
     return request.done();
 }

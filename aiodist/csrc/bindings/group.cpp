@@ -116,7 +116,8 @@ bool plain_call(const AllReduceArguments& parsed, Call& call, Ref& result) {
         ArrayView out;
         const bool fits = view_array(parsed.out, out) && out.writeable && out.dtype == result_type && out.shape.ndim == in.shape.ndim &&
                           std::equal(out.shape.dims.begin(), out.shape.dims.begin() + out.shape.ndim, in.shape.dims.begin());
-        if (!fits || (out.data != in.data && overlap(in, out))) {
+        const bool in_place = fits && out.data == in.data && out.dtype == in.dtype;
+        if (!fits || (!in_place && overlap(in, out))) {
             return false;
         }
         result = Ref::share(parsed.out);

@@ -4,6 +4,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
+#include <unistd.h>
+
+#include <atomic>
 #include <tuple>
 
 #include "bindings/bindings.hpp"
@@ -23,6 +26,9 @@ struct ProcessHandle {
 
 // Owned for ever by design: natural destruction at exit would come after the interpreter is gone. shutdown() stops the thread.
 std::shared_ptr<Engine>* the_engine = nullptr;
+
+std::atomic<bool> exiting{false};
+thread_local bool needed_at_exit = false;
 
 using TuningTuple = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>;
 
@@ -89,6 +95,8 @@ void rest() {
 
 void shutdown() {
     if (Engine* const present = engine_if_any()) {
+        come_in_at_exit();
+        exiting.store(true, std::memory_order_seq_cst);  // before the calls end that other threads block in
         {
             const nb::gil_scoped_release released;
             present->leave_all();
@@ -100,6 +108,14 @@ void shutdown() {
 }
 
 }  // namespace
+
+void come_in_at_exit() noexcept { needed_at_exit = true; }
+
+void stay_out_at_exit() noexcept {
+    while (exiting.load(std::memory_order_seq_cst) && !needed_at_exit) {
+        ::pause();  // until the process ends
+    }
+}
 
 const std::shared_ptr<Engine>& engine() {
     if (the_engine == nullptr || (*the_engine)->pid() != present_pid()) {

@@ -114,6 +114,7 @@ PyObject* on_bell(PyObject* self, PyObject*) {
 /// The notifier thread's body: waits without the GIL, runs callbacks with it.
 PyObject* serve(PyObject* self, PyObject*) {
     LoopPort& port = *reinterpret_cast<PortObject*>(self)->port;
+    come_in_at_exit();
     while (!port.stopping.load(std::memory_order_acquire)) {  // pairs with stop_notifier()
         {
             const WithoutGil released;
@@ -263,7 +264,7 @@ bool wait_on(LoopPort* port, Request& request, Waiting waiting, std::uint64_t& i
 }
 
 void stop_waiting(LoopPort* port, Request& request, std::uint64_t id) {
-    request.remove_waiter(id);
+    request.remove_waiter(*port->port, id);
     const auto found = port->table.find(id);
     if (found != port->table.end()) {
         const Waiting waiting = std::move(found->second);  // released after the table is whole again
