@@ -92,7 +92,8 @@ def _dtype_of(code: int, text: str) -> np.dtype:
 
 
 def _make_array(data: np.ndarray, code: int, text: str, shape: tuple[int, ...]) -> np.ndarray:
-    return data.view(_dtype_of(code, text)).reshape(shape)
+    dtype = _dtype_of(code, text)
+    return data.view(dtype).reshape(shape) if data.size else np.empty(shape, dtype)
 
 
 def _make_error(

@@ -221,6 +221,10 @@ PyObject* future_result(PyObject* self, PyObject* const* arguments, Py_ssize_t c
         if (PyErr_Occurred()) {
             return nullptr;
         }
+        if (!(seconds >= 0.0)) {  // negative, or no number at all
+            PyErr_Format(PyExc_ValueError, "timeout must be a number of seconds from 0 on, not %R", arguments[0]);
+            return nullptr;
+        }
         constexpr double kLongest = 1e8;
         until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::clamp(seconds, 0.0, kLongest)));
     }

@@ -188,7 +188,10 @@ PyObject* get_size(PyObject* self, void*) { return formed(self) ? PyLong_FromLon
 PyObject* get_name(PyObject* self, void*) {
     return formed(self) ? PyUnicode_FromString(communicator_of(self).name().c_str()) : nullptr;
 }
-PyObject* get_closed(PyObject* self, void*) { return usable(as_group(self)) ? PyBool_FromLong(communicator_of(self).closed()) : nullptr; }
+PyObject* get_closed(PyObject* self, void*) {
+    // To a forked child the parent's group is closed: leaving its block there must neither fail nor do anything.
+    return formed(self) ? PyBool_FromLong(communicator_of(self).closed() || communicator_of(self).engine().pid() != present_pid()) : nullptr;
+}
 
 PyMethodDef methods[] = {
     {"all_reduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(group_all_reduce)), METH_FASTCALL | METH_KEYWORDS,

@@ -139,6 +139,8 @@ std::shared_ptr<Process> process_of(PyObject* object) {
 NB_MODULE(_core, m) {
     using namespace aiodist;
     using namespace aiodist::python;
+    // What is kept for ever is kept on purpose: see the_engine, and site.cpp.
+    nb::set_leak_warnings(false);
     m.doc() = "The native core of aiodist. Not public: use aiodist.Group and aiodist.TensorFuture.";
     nb::register_exception_translator([](const std::exception_ptr& error, void*) {
         try {

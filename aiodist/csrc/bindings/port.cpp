@@ -39,15 +39,38 @@ PyObject* notifier_object = nullptr;
 PyObject* notifier_thread = nullptr;
 LoopPort* last_port = nullptr;  // of the last loop that asked; checked before it is trusted
 
-void report(PyObject* context) { PyErr_WriteUnraisable(context); }
+bool ends_the_program() { return PyErr_ExceptionMatches(PyExc_SystemExit) != 0 || PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0; }
 
-void wake_future(PyObject* future) {
+/// Tells the loop of what a callback raised, as asyncio does; the notifier thread has only the interpreter to tell.
+void report(const LoopPort& port, PyObject* context) {
+    PyObject* const loop = port.loop ? PyWeakref_GetObject(port.loop.get()) : Py_None;
+    if (loop == Py_None) {
+        PyErr_WriteUnraisable(context);
+        return;
+    }
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != nullptr) {
+        PyException_SetTraceback(value, traceback);
+    }
+    const Ref told = Ref::steal(PyObject_CallMethod(loop, "call_exception_handler", "({s:s,s:O})", "message",
+                                                    "exception in a callback of a TensorFuture", "exception", value));
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    if (!told) {
+        PyErr_WriteUnraisable(context);
+    }
+}
+
+void wake_future(const LoopPort& port, PyObject* future) {
     const Ref done = Ref::steal(PyObject_CallMethod(future, "done", nullptr));
     if (done && PyObject_IsTrue(done.get()) == 0) {
         const Ref set = Ref::steal(PyObject_CallMethod(future, "set_result", "O", Py_None));
     }
     if (PyErr_Occurred()) {
-        report(future);
+        report(port, future);
     }
 }
 
@@ -58,10 +81,12 @@ void hush(const LoopPort& port, const Waiting& waiting) {
     }
 }
 
-void drain(LoopPort& port) {
+/// Wakes and calls back whoever waited for what is done; false with an exception set where a callback ends the program.
+bool drain(LoopPort& port) {
     std::vector<std::uint64_t> ids;
     ids.swap(port.ids);
     port.port->take(ids);
+    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
     for (const std::uint64_t id : ids) {
         const auto found = port.table.find(id);
         if (found == port.table.end()) {
@@ -71,15 +96,19 @@ void drain(LoopPort& port) {
         port.table.erase(found);
         hush(port, waiting);
         if (waiting.kind == Waiting::Kind::wake) {
-            wake_future(waiting.target.get());
+            wake_future(port, waiting.target.get());
         } else if (waiting.kind == Waiting::Kind::call) {
             const Ref outcome = Ref::steal(PyObject_CallFunctionObjArgs(waiting.target.get(), waiting.future.get(), nullptr));
-            if (!outcome) {
-                report(waiting.target.get());
+            if (!outcome && ends_the_program() && type == nullptr) {
+                PyErr_Fetch(&type, &value, &traceback);  // after the others have been told
+            } else if (!outcome) {
+                report(port, waiting.target.get());
             }
         }
     }
     port.ids.swap(ids);
+    PyErr_Restore(type, value, traceback);
+    return type == nullptr;
 }
 
 /// A receiver that has turned out to be large is the engine's: the bell of every segment is nothing to its loop.
@@ -97,8 +126,7 @@ void decide(LoopPort& port) {
 }
 
 PyObject* on_completion(PyObject* self, PyObject*) {
-    drain(*reinterpret_cast<PortObject*>(self)->port);
-    Py_RETURN_NONE;
+    return drain(*reinterpret_cast<PortObject*>(self)->port) ? Py_NewRef(Py_None) : nullptr;
 }
 
 PyObject* on_bell(PyObject* self, PyObject*) {
@@ -106,7 +134,9 @@ PyObject* on_bell(PyObject* self, PyObject*) {
     if (port.engine->pid() == present_pid()) {
         port.engine->on_bell();
         decide(port);
-        drain(port);
+        if (!drain(port)) {
+            return nullptr;
+        }
     }
     Py_RETURN_NONE;
 }
@@ -121,7 +151,9 @@ PyObject* serve(PyObject* self, PyObject*) {
             pollfd entry{port.port->fd(), POLLIN, 0};
             (void)::poll(&entry, 1, 1000);
         }
-        drain(port);
+        if (!drain(port)) {
+            PyErr_WriteUnraisable(self);  // there is no loop here that it could end
+        }
     }
     Py_RETURN_NONE;
 }
@@ -239,7 +271,7 @@ void stop_notifier() {
     port->port->push(0);
     const Ref joined = Ref::steal(PyObject_CallMethod(notifier_thread, "join", "d", 2.0));
     if (!joined) {
-        report(notifier_thread);
+        PyErr_WriteUnraisable(notifier_thread);
     }
     Py_CLEAR(notifier_object);
     Py_CLEAR(notifier_thread);
