@@ -149,8 +149,8 @@ class Group(_core.GroupCore):
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
         """Return a new array in memory that the peers read in place, so that collectives on it are not staged.
 
-        Local: no other rank need do the same. The content is arbitrary. The array is an ordinary one that outlives the group; a forked child
-        shares its memory, where it would have a copy of an ordinary array.
+        Local: no other rank need do the same. The content is arbitrary. The array is an ordinary one that outlives the group, but for one
+        thing: a forked child shares its memory, where it would have its own copy of another.
 
         Args:
             shape: Its shape.

@@ -19,28 +19,6 @@ constexpr int kMatchesAtOnce = 64;
 
 }  // namespace
 
-/// The right to advance, waited for: for the rare callers that must have it. Holders never wait for anything, so the wait is short.
-class Communicator::Claim {
-   public:
-    explicit Claim(Communicator& communicator) : communicator_(communicator) {
-        // acquire: pairs with the release of the last holder
-        while (communicator_.claim_.exchange(true, std::memory_order_acquire)) {
-            std::this_thread::yield();
-        }
-    }
-    ~Claim() {
-        communicator_.claim_.store(false, std::memory_order_seq_cst);  // before the load of again_: see progress()
-        if (communicator_.again_.load(std::memory_order_seq_cst)) {
-            communicator_.progress();
-        }
-    }
-    Claim(const Claim&) = delete;
-    Claim& operator=(const Claim&) = delete;
-
-   private:
-    Communicator& communicator_;
-};
-
 std::uint64_t Communicator::reserve(Engine& engine, const Tuning& tuning, std::uint64_t id, int rank, int size) {
     const std::uint64_t offset = engine.arena().allocate(channel_nbytes(tuning));
     auto* const block = new (engine.arena().at(offset)) ChannelBlock{};
@@ -59,7 +37,10 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Engine> engin
 }
 
 Communicator::Communicator(std::shared_ptr<Engine> engine, Options options)
-    : engine_(std::move(engine)), options_(std::move(options)), headers_(options_.members.size()), pointers_(options_.members.size()) {
+    : engine_(std::move(engine)),
+      options_(std::move(options)),
+      headers_(options_.members.size()),
+      pointers_(options_.members.size()) {
     const std::size_t slots_at = round_up(sizeof(ChannelBlock), kLine);
     for (const MemberAddress& address : options_.members) {
         const std::byte* const at = address.process->arena->at(address.block_offset, channel_nbytes(tuning()));
@@ -67,7 +48,8 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, Options options)
         const int q = static_cast<int>(members_.size());
         if (at == nullptr || block->magic != kChannelMagic || block->id != options_.id || block->rank != q ||
             block->size != static_cast<int>(options_.members.size())) {
-            throw std::runtime_error("rank " + std::to_string(q) + " of group '" + name() + "' published a block that is not one");
+            throw std::runtime_error("rank " + std::to_string(q) + " of group '" + name() +
+                                     "' published a block that is not one");
         }
         members_.push_back({address.process, block, at + slots_at, 0, 0});
         if (std::find(processes_.begin(), processes_.end(), address.process) == processes_.end()) {
@@ -86,14 +68,17 @@ std::size_t Communicator::staging_nbytes() const noexcept {
     return members_.size() * tuning().depth * std::size_t{tuning().segment_nbytes};
 }
 
-std::byte* Communicator::slot(std::uint64_t seq) const noexcept { return slots_ + seq % tuning().slots * slot_stride(tuning()); }
+std::byte* Communicator::slot(std::uint64_t seq) const noexcept {
+    return slots_ + seq % tuning().slots * slot_stride(tuning());
+}
 
 FailurePtr Communicator::failure() const {
     const std::lock_guard lock(issue_mutex_);
     return failure_;
 }
 
-// --- Issuing ---------------------------------------------------------------------------------------------------------------------
+// --- Issuing
+// ---------------------------------------------------------------------------------------------------------------------
 
 RequestRef Communicator::start(Call&& call, Clock::duration timeout) {
     ensure_staging(call);
@@ -176,14 +161,15 @@ std::optional<int> Communicator::waits_for_this_thread(const Request& request) c
     return std::nullopt;
 }
 
-// --- Advancing -------------------------------------------------------------------------------------------------------------------
+// --- Advancing
+// -------------------------------------------------------------------------------------------------------------------
 
 bool Communicator::progress() {
     bool moved = false;
     while (true) {
         if (claim_.exchange(true, std::memory_order_acquire)) {  // pairs with the holder's store below
-            // Leave a note and look again. Holder: store claim = false, load again. We: store again = true, load claim. All seq_cst, so
-            // one of us sees the other and what we came for is not lost.
+            // Leave a note and look again. Holder: store claim = false, load again. We: store again = true, load claim.
+            // All seq_cst, so one of us sees the other and what we came for is not lost.
             again_.store(true, std::memory_order_seq_cst);
             if (claim_.load(std::memory_order_seq_cst)) {
                 return moved;
@@ -233,7 +219,8 @@ bool Communicator::may_post(std::uint64_t seq) {
 
 bool Communicator::post() {
     bool moved = false;
-    // Only a hint, which spares the mutex in polls: who adds a request comes here itself or leaves a note for the holder of the claim.
+    // Only a hint, which spares the mutex in polls: who adds a request comes here itself or leaves a note for the
+    // holder of the claim.
     while (unposted_count_.load(std::memory_order_relaxed) != 0) {
         RequestRef request;
         {
@@ -276,7 +263,8 @@ bool Communicator::has_core() const {
     std::vector<int> taken{core};
     for (const Member& one : members_) {
         if (!one.process->self) {
-            taken.push_back(one.process->arena->header().core.load(std::memory_order_relaxed) & (CPU_SETSIZE - 1));  // untrusted
+            taken.push_back(one.process->arena->header().core.load(std::memory_order_relaxed) &
+                            (CPU_SETSIZE - 1));  // untrusted
         }
     }
     const bool moved = engine_->step_aside(taken);
@@ -314,14 +302,16 @@ void Communicator::write_slot(Request& request) {
     const bool carries = call.input != nullptr && call.nbytes <= tuning().slot_nbytes &&
                          (call.collective != Collective::broadcast || call.root == rank());
     if (carries) {
-        copy_run(at + payload_at(sizeof head + shape_nbytes + text_nbytes, call.nbytes), call.input, call.nbytes, false);
+        copy_run(at + payload_at(sizeof head + shape_nbytes + text_nbytes, call.nbytes), call.input, call.nbytes,
+                 false);
     }
 }
 
 bool Communicator::arrived(std::uint64_t seq) {
     for (Member& one : members_) {
         if (one.posted <= seq) {
-            one.posted = one.block->posted.load(std::memory_order_seq_cst);  // acquires the slot; may be the last look before a sleep
+            one.posted = one.block->posted.load(
+                std::memory_order_seq_cst);  // acquires the slot; may be the last look before a sleep
             if (one.posted <= seq) {
                 return false;
             }
@@ -341,7 +331,9 @@ bool Communicator::match() {
     for (int q = 0; q < size() && !failure; ++q) {
         if (!read_header(q, seq, headers_[static_cast<std::size_t>(q)])) {
             failure = std::make_shared<Failure>(
-                Failure{FailureKind::transport, describe(*head) + ": the header of rank " + std::to_string(q) + " is damaged", {q}});
+                Failure{FailureKind::transport,
+                        describe(*head) + ": the header of rank " + std::to_string(q) + " is damaged",
+                        {q}});
         }
     }
     if (!failure) {
@@ -355,11 +347,13 @@ bool Communicator::match() {
             } else {
                 operation = make_operation(*this, *head);
                 if (!operation->sound()) {
-                    failure = std::make_shared<Failure>(Failure{FailureKind::transport, describe(*head) + ": an address in a header is damaged", {}});
+                    failure = std::make_shared<Failure>(
+                        Failure{FailureKind::transport, describe(*head) + ": an address in a header is damaged", {}});
                 }
             }
         } catch (const std::bad_alloc&) {
-            failure = std::make_shared<Failure>(Failure{FailureKind::transport, describe(*head) + ": no memory for the result", {}});
+            failure = std::make_shared<Failure>(
+                Failure{FailureKind::transport, describe(*head) + ": no memory for the result", {}});
         }
     }
     if (failure && failure->kind != FailureKind::refused) {
@@ -409,7 +403,9 @@ bool Communicator::move_large() {
 }
 
 void Communicator::publish_quietly(Word& word, std::uint64_t value) noexcept {
-    word.store(value, std::memory_order_seq_cst);  // releases the data it stands for; before the sleepers load in wake_sleepers()
+    word.store(
+        value,
+        std::memory_order_seq_cst);  // releases the data it stands for; before the sleepers load in wake_sleepers()
 }
 
 void Communicator::publish(Word& word, std::uint64_t value) noexcept {
@@ -434,137 +430,6 @@ void Communicator::settle(RequestRef request, FailurePtr failure) {
     for (const RequestRef& waiting : drained) {
         waiting->finish(nullptr);
     }
-}
-
-// --- Giving up -------------------------------------------------------------------------------------------------------------------
-
-const Request* Communicator::lowest_pending() const {
-    const Request* lowest = large_.empty() ? nullptr : large_.front().request.get();
-    for (const Request* other : {static_cast<const Request*>(posted_.front()), static_cast<const Request*>(unposted_.front())}) {
-        if (other != nullptr && (lowest == nullptr || other->seq < lowest->seq)) {
-            lowest = other;
-        }
-    }
-    return lowest;
-}
-
-void Communicator::break_group(FailurePtr failure) {
-    std::uint64_t from = 0;
-    {
-        const std::lock_guard lock(issue_mutex_);
-        if (!failure_) {
-            failure_ = failure;
-        }
-        const Request* const lowest = lowest_pending();
-        from = lowest == nullptr ? next_seq_ : lowest->seq;
-        broken_.store(true, std::memory_order_release);  // pairs with failure(): only a hint that there is one
-    }
-    if (block_->abort_from.load(std::memory_order_relaxed) == kNever) {  // only this thread writes it: we hold the claim
-        block_->abort_kind = static_cast<std::uint32_t>(failure_->kind);
-        for (const int q : failure_->ranks) {
-            const auto bit = static_cast<std::size_t>(q);
-            if (bit < kMaxNamedRanks) {
-                block_->abort_ranks[bit / 64] |= std::uint64_t{1} << bit % 64;
-            }
-        }
-        const std::size_t nbytes = std::min(failure_->text.size(), kReasonNbytes - 1);
-        std::memcpy(block_->reason, failure_->text.data(), nbytes);
-        block_->reason[nbytes] = '\0';
-        publish(block_->abort_from, from);
-    }
-    fail_all(failure_);
-}
-
-void Communicator::fail_all(const FailurePtr& failure) {
-    while (!large_.empty()) {
-        const RequestRef request = large_.front().request;
-        large_.pop_front();
-        settle(request, failure);
-    }
-    while (RequestRef request = posted_.pop()) {
-        settle(std::move(request), failure);
-    }
-    while (true) {
-        RequestRef request;
-        {
-            const std::lock_guard lock(issue_mutex_);
-            request = unposted_.pop();
-            unposted_count_.fetch_sub(request ? 1 : 0, std::memory_order_relaxed);
-        }
-        if (!request) {
-            return;
-        }
-        settle(std::move(request), failure);
-    }
-}
-
-void Communicator::abort(FailureKind kind, const std::string& reason) {
-    const Claim claim(*this);
-    if (!broken_.load(std::memory_order_relaxed) && !closed()) {
-        break_group(std::make_shared<Failure>(Failure{kind, reason, {rank()}}));
-    }
-}
-
-void Communicator::check(TimePoint now) {
-    progress();
-    const Claim claim(*this);
-    if (broken_.load(std::memory_order_relaxed) || closed()) {
-        return;
-    }
-    FailurePtr trouble;
-    {
-        const std::lock_guard lock(issue_mutex_);
-        trouble = look_for_trouble(now);
-    }
-    if (!trouble) {
-        hear_refusals();
-        return;
-    }
-    while (advance()) {  // what was posted before counts
-    }
-    {
-        const std::lock_guard lock(issue_mutex_);
-        trouble = look_for_trouble(now);
-    }
-    if (trouble) {
-        break_group(std::move(trouble));
-    }
-}
-
-void Communicator::close() {
-    {
-        const Claim claim(*this);
-        if (closed()) {
-            return;
-        }
-        const auto failure = std::make_shared<Failure>(Failure{FailureKind::closed, "group '" + name() + "' is closed", {}});
-        {
-            const std::lock_guard lock(issue_mutex_);
-            failure_ = failure;
-        }
-        fail_all(failure);
-        closed_.store(true, std::memory_order_release);  // pairs with closed()
-        publish(block_->left, 1);
-    }
-    engine_->remove(*this);
-}
-
-bool Communicator::try_free() {
-    for (const Member& one : members_) {
-        if (one.block == block_ || one.process->dead.load(std::memory_order_relaxed)) {
-            continue;
-        }
-        // A block that is another's by now was freed by its owner, who had seen everybody leave.
-        const bool same = one.block->magic == kChannelMagic && one.block->id == options_.id;
-        if (same && one.block->left.load(std::memory_order_acquire) == 0) {  // acquire: its last reads came before
-            return false;
-        }
-    }
-    engine_->arena().release(options_.block_offset);
-    if (staging_ != nullptr) {
-        engine_->arena().release(staging_offset_);
-    }
-    return true;
 }
 
 }  // namespace aiodist

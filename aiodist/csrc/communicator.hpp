@@ -32,7 +32,7 @@ struct Member {
     std::shared_ptr<Process> process;
     const ChannelBlock* block = nullptr;  // in the member's arena: untrusted
     const std::byte* slots = nullptr;
-    std::uint64_t posted = 0;    // last values seen, so that a flag is loaded only while it matters
+    std::uint64_t posted = 0;  // last values seen, so that a flag is loaded only while it matters
     std::uint64_t consumed = 0;
 };
 
@@ -44,10 +44,11 @@ struct MemberAddress {
 
 /// One member of one group or channel.
 ///
-/// Calls take their place in start(), which any thread may call. Everything after that (posting headers, comparing them, moving data)
-/// is done by whoever holds the claim: the caller, a loop that the bell woke, a blocked thread, or the engine thread.
+/// Calls take their place in start(), which any thread may call. Everything after that (posting headers, comparing
+/// them, moving data) is done by whoever holds the claim: the caller, a loop that the bell woke, a blocked thread, or
+/// the engine thread.
 class Communicator : public std::enable_shared_from_this<Communicator> {
-   public:
+ public:
     struct Options {
         std::string name;
         std::uint64_t id = 0;  // the same on all members; tells this channel's block from a later one in the same place
@@ -81,15 +82,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     const Tuning& tuning() const noexcept { return options_.tuning; }
     FailurePtr failure() const;
     bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }  // pairs with close()
-    /// The rank of a member of this process that has yet to make call `seq` and whose calls come from the present thread, if there is one:
-    /// blocking this thread would block it too.
+    /// The rank of a member of this process that has yet to make call `seq` and whose calls come from the present
+    /// thread, if there is one: blocking this thread would block it too.
     std::optional<int> waits_for_this_thread(const Request& request) const;
     bool serves_engine() const noexcept {
         return engine_requests_.load(std::memory_order_seq_cst) > 0 &&  // pairs with hand_over()
-               helpers_.load(std::memory_order_seq_cst) == 0;            // pairs with unhelp()
+               helpers_.load(std::memory_order_seq_cst) == 0;           // pairs with unhelp()
     }
-    /// True if no peer process was last seen on the core that this thread runs on, so that waiting awake delays nobody. Of two that share
-    /// one although there are cores for all, the higher rank moves (some schedulers pack tasks that wake each other).
+    /// True if no peer process was last seen on the core that this thread runs on, so that waiting awake delays nobody.
+    /// Of two that share one although there are cores for all, the higher rank moves (some schedulers pack tasks that
+    /// wake each other).
     bool has_core() const;
     bool idle() const noexcept { return pending_.load(std::memory_order_relaxed) == 0; }  // a hint, as above
     /// True while a large call has more steps: a hint for whoever drained the bell.
@@ -113,9 +115,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::size_t staging_nbytes() const noexcept;
     /// Slots of one segment in a member's staging ring.
     std::uint64_t staging_slots() const noexcept { return members_.size() * std::uint64_t{tuning().depth}; }
-    /// Takes the next `count` slots of the ring, which are the same on all members since all take the same; returns the first. The ring is
-    /// larger than a core's own cache and always moves on: a line that is written again has long left the caches of those who read it. (A
-    /// store to a line that another core holds took 27 ns on a Zen 4, one after the other; to one that lies in the shared cache 2 ns.)
+    /// Takes the next `count` slots of the ring, which are the same on all members since all take the same; returns the
+    /// first. The ring is larger than a core's own cache and always moves on: a line that is written again has long
+    /// left the caches of those who read it. (A store to a line that another core holds took 27 ns on a Zen 4, one
+    /// after the other; to one that lies in the shared cache 2 ns.)
     std::uint64_t take_slots(std::uint64_t count) noexcept {
         const std::uint64_t first = cursor_;
         cursor_ = (cursor_ + count) % staging_slots();
@@ -127,7 +130,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     bool aborted_by_peer(std::uint64_t seq) const noexcept;
     std::string describe(const Request& request) const;
 
-   private:
+ private:
     struct Moving {
         RequestRef request;
         std::unique_ptr<Operation> operation;
@@ -186,10 +189,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     // One thread at a time advances; the others leave a note. See progress().
     std::atomic<bool> claim_{false};
     std::atomic<bool> again_{false};
-    RequestQueue posted_;             // headers written, not yet matched
-    std::deque<Moving> large_;        // matched, data still moving, one after the other
+    RequestQueue posted_;       // headers written, not yet matched
+    std::deque<Moving> large_;  // matched, data still moving, one after the other
     std::uint64_t consumed_ = 0;
-    std::uint64_t cursor_ = 0;        // in the staging rings
+    std::uint64_t cursor_ = 0;  // in the staging rings
 
     std::atomic<std::uint32_t> pending_{0};
     std::atomic<std::int32_t> engine_requests_{0};

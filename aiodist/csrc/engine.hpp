@@ -32,8 +32,9 @@ struct Process {
     bool self = false;
     std::atomic<bool> dead{false};
 
-    /// Rings if anybody there sleeps. Call after a seq_cst store of a flag: either that thread sees the flag in its last look, or we see
-    /// its sleepers word (both sides store first and load second, all seq_cst, so at least one load sees the other's store).
+    /// Rings if anybody there sleeps. Call after a seq_cst store of a flag: either that thread sees the flag in its
+    /// last look, or we see its sleepers word (both sides store first and load second, all seq_cst, so at least one
+    /// load sees the other's store).
     void wake_sleepers() const noexcept {
         if (arena->header().sleepers.load(std::memory_order_seq_cst) != 0) {
             bell.ring();
@@ -51,7 +52,7 @@ struct ProcessFds {
 
 /// Drives all communicators of a process: an ordinary object (tests make one a rank), of which Python makes one.
 class Engine : public std::enable_shared_from_this<Engine> {
-   public:
+ public:
     static std::shared_ptr<Engine> create();
     ~Engine();
 
@@ -70,17 +71,20 @@ class Engine : public std::enable_shared_from_this<Engine> {
     /// What a loop does when the bell rang.
     void on_bell();
     int bell_fd() const noexcept { return self_->bell.fd(); }
-    /// Blocks until the request is done, `until`, or a signal came (then false at once, so that the caller can look at it).
+    /// Blocks until the request is done, `until`, or a signal came (then false at once, so that the caller can look at
+    /// it).
     enum class Wait : std::uint8_t { done, interrupted, expired };
     Wait wait(Request& request, TimePoint until);
     /// Polls for at most `at_most`; true if the request is done.
     bool spin(Request& request, Clock::duration at_most);
-    /// Marks a sleeper of this process: a loop that suspends or a thread about to sleep. Flags must be looked at again afterwards.
+    /// Marks a sleeper of this process: a loop that suspends or a thread about to sleep. Flags must be looked at again
+    /// afterwards.
     void sleepers_add(std::int64_t delta) noexcept;
 
     /// Tells the peers which core this thread runs on; returns it.
     int note_core() noexcept;
-    /// Moves this thread to one of its allowed cores outside `taken`, once; false if there is none, or it has just moved.
+    /// Moves this thread to one of its allowed cores outside `taken`, once; false if there is none, or it has just
+    /// moved.
     bool step_aside(const std::vector<int>& taken) noexcept;
     /// True if there are more ranks than cores.
     bool crowded() const noexcept { return pauses() == 0; }
@@ -105,7 +109,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     void stop();
     std::int32_t pid() const noexcept { return pid_; }
 
-   private:
+ private:
     Engine();
     void run() noexcept;
     void ensure_thread();
@@ -122,10 +126,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::shared_ptr<Arena> arena_;
     std::shared_ptr<Process> self_;
     Bell wake_;
-    Fd alarm_;  // timerfd of wake_soon()
-    Fd wakes_;  // epoll of wake_ and alarm_
-    std::shared_ptr<const Fd> deaths_;  // epoll of the peers' pidfds
-    mutable std::mutex mutex_;  // processes_, communicators_, sites_, thread_
+    Fd alarm_;                                       // timerfd of wake_soon()
+    Fd wakes_;                                       // epoll of wake_ and alarm_
+    std::shared_ptr<const Fd> deaths_;               // epoll of the peers' pidfds
+    mutable std::mutex mutex_;                       // processes_, communicators_, sites_, thread_
     std::vector<std::weak_ptr<Process>> processes_;  // alive while a communicator reads them
     std::vector<std::shared_ptr<Communicator>> communicators_;
     std::vector<std::shared_ptr<Communicator>> graveyard_;  // closed, block still readable by a peer
@@ -133,9 +137,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::thread thread_;
     std::atomic<bool> stopping_{false};
     std::atomic<bool> asleep_{false};  // the thread sleeps or is about to: wake() must ring
-    std::atomic<std::int64_t> next_look_{0};  // steady-clock ns of the engine's next tick; kAsleep while it sleeps without limit
+    std::atomic<std::int64_t> next_look_{
+        0};  // steady-clock ns of the engine's next tick; kAsleep while it sleeps without limit
     std::atomic<std::int64_t> last_aside_{0};  // steady-clock ns
-    std::atomic<int> ranks_here_{1};          // the most members of a communicator: who may want a core at once
+    std::atomic<int> ranks_here_{1};           // the most members of a communicator: who may want a core at once
     std::int32_t pid_ = 0;
 };
 

@@ -56,7 +56,8 @@ bool Request::add_waiter(std::shared_ptr<Port> port, std::uint64_t id) {
 
 void Request::remove_waiter(const Port& port, std::uint64_t id) {
     const std::lock_guard lock(waiters_mutex_);
-    std::erase_if(waiters_, [&port, id](const auto& waiter) { return waiter.first.get() == &port && waiter.second == id; });
+    std::erase_if(waiters_,
+                  [&port, id](const auto& waiter) { return waiter.first.get() == &port && waiter.second == id; });
 }
 
 }  // namespace aiodist

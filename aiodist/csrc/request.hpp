@@ -38,16 +38,16 @@ struct Failure {
 };
 using FailurePtr = std::shared_ptr<const Failure>;
 
-/// Where completions for one event loop, or one blocked thread, are queued. Native threads only queue and ring; whoever owns the port
-/// takes the queue with whatever locks its own world needs.
+/// Where completions for one event loop, or one blocked thread, are queued. Native threads only queue and ring; whoever
+/// owns the port takes the queue with whatever locks its own world needs.
 class Port {
-   public:
+ public:
     int fd() const noexcept { return bell_.fd(); }
     void push(std::uint64_t id);
     /// Empties the queue into `ids` (which it clears first) and drains the bell.
     void take(std::vector<std::uint64_t>& ids);
 
-   private:
+ private:
     Bell bell_;
     std::mutex mutex_;
     std::vector<std::uint64_t> queue_;
@@ -93,9 +93,10 @@ struct Received {
     std::vector<std::uint64_t> shape;
 };
 
-/// A call in flight. Written by whoever holds the communicator's claim until `state` says otherwise, read-only afterwards.
+/// A call in flight. Written by whoever holds the communicator's claim until `state` says otherwise, read-only
+/// afterwards.
 class Request {
-   public:
+ public:
     enum class State : std::uint8_t { pending, done, failed };
 
     Request(std::shared_ptr<Communicator> owner, Call&& what);
@@ -104,7 +105,8 @@ class Request {
     Request& operator=(const Request&) = delete;
 
     State state() const noexcept {
-        return state_.load(std::memory_order_acquire);  // pairs with the release in finish(): result and failure are visible
+        return state_.load(
+            std::memory_order_acquire);  // pairs with the release in finish(): result and failure are visible
     }
     bool done() const noexcept { return state() != State::pending; }
 
@@ -121,7 +123,7 @@ class Request {
     std::uint64_t seq = 0;
     TimePoint deadline = TimePoint::max();
     Clock::duration timeout{};
-    bool engine_serves = false;  // counted in the communicator's engine_requests
+    bool engine_serves = false;      // counted in the communicator's engine_requests
     std::atomic<bool> large{false};  // its data moves in segments, which the engine sees to
     Received received;
     Request* next = nullptr;  // in the communicator's queue that holds it
@@ -134,7 +136,7 @@ class Request {
         }
     }
 
-   private:
+ private:
     std::atomic<std::uint32_t> references_{1};
     std::atomic<State> state_{State::pending};
     std::shared_ptr<Communicator> communicator_;
@@ -145,7 +147,7 @@ class Request {
 
 /// An owning pointer to a Request.
 class RequestRef {
-   public:
+ public:
     RequestRef() = default;
     static RequestRef adopt(Request* request) noexcept {
         RequestRef ref;
@@ -176,13 +178,13 @@ class RequestRef {
     explicit operator bool() const noexcept { return request_ != nullptr; }
     Request* leak() noexcept { return std::exchange(request_, nullptr); }
 
-   private:
+ private:
     Request* request_ = nullptr;
 };
 
 /// Requests in order, linked through themselves; holds a reference to each.
 class RequestQueue {
-   public:
+ public:
     RequestQueue() = default;
     RequestQueue(const RequestQueue&) = delete;
     RequestQueue& operator=(const RequestQueue&) = delete;
@@ -210,7 +212,7 @@ class RequestQueue {
         return RequestRef::adopt(request);
     }
 
-   private:
+ private:
     Request* head_ = nullptr;
     Request* tail_ = nullptr;
 };

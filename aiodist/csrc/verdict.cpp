@@ -1,4 +1,5 @@
-// Reading headers, comparing them, and saying what is wrong: the words a person sees when ranks disagree, die or do not come.
+// Reading headers, comparing them, and saying what is wrong: the words a person sees when ranks disagree, die or do not
+// come.
 
 #include <algorithm>
 #include <cstring>
@@ -34,7 +35,9 @@ std::string shape_text(const std::uint64_t* dims, std::size_t ndim) {
     return text + (ndim == 1 ? ",)" : ")");
 }
 
-std::string dtype_text(DType dtype, const std::string& text) { return dtype == DType::raw && !text.empty() ? text : name(dtype); }
+std::string dtype_text(DType dtype, const std::string& text) {
+    return dtype == DType::raw && !text.empty() ? text : name(dtype);
+}
 
 std::string seconds(Clock::duration duration) {
     const double value = std::chrono::duration<double>(duration).count();
@@ -81,7 +84,8 @@ bool Communicator::read_header(int q, std::uint64_t seq, HeaderCopy& copy) {
     std::memcpy(&head, at, sizeof head);
     const std::size_t shape_nbytes = head.ndim * sizeof(std::uint64_t);
     if (head.seq != seq || head.ndim > kMaxDims || sizeof head + shape_nbytes + head.extra_nbytes > kMetaNbytes ||
-        (head.kind != static_cast<std::uint8_t>(HeaderKind::call) && head.kind != static_cast<std::uint8_t>(HeaderKind::refused))) {
+        (head.kind != static_cast<std::uint8_t>(HeaderKind::call) &&
+         head.kind != static_cast<std::uint8_t>(HeaderKind::refused))) {
         return false;
     }
     copy.shape.ndim = head.ndim;
@@ -105,7 +109,8 @@ bool Communicator::read_header(int q, std::uint64_t seq, HeaderCopy& copy) {
 }
 
 bool Communicator::all_small() const noexcept {
-    return std::all_of(headers_.begin(), headers_.end(), [this](const HeaderCopy& copy) { return copy.head.nbytes <= tuning().slot_nbytes; });
+    return std::all_of(headers_.begin(), headers_.end(),
+                       [this](const HeaderCopy& copy) { return copy.head.nbytes <= tuning().slot_nbytes; });
 }
 
 FailurePtr Communicator::verdict(const Request& request) const {
@@ -120,8 +125,10 @@ FailurePtr Communicator::verdict(const Request& request) const {
     if (good && mine.head.collective == static_cast<std::uint8_t>(Collective::broadcast)) {
         // Two receivers that know what to expect were each compared with me; the root decides for all.
         const int root = mine.head.root;
-        good = root >= 0 && root < size() && !wildcard(header(root)) &&
-               std::all_of(headers_.begin(), headers_.end(), [&](const HeaderCopy& copy) { return agrees(header(root), copy); });
+        good =
+            root >= 0 && root < size() && !wildcard(header(root)) &&
+            std::all_of(
+                headers_.begin(), headers_.end(), [&](const HeaderCopy& copy) { return agrees(header(root), copy); });
     }
     return good ? nullptr : mismatch(request);
 }
@@ -133,15 +140,16 @@ FailurePtr Communicator::refusals(const Request& request) const {
         const HeaderCopy& copy = header(q);
         if (copy.head.kind == static_cast<std::uint8_t>(HeaderKind::refused)) {
             failure->ranks.push_back(q);
-            reasons += "\n  rank " + std::to_string(q) + ": " + copy.text + engine_->site_text(*member(q).process, copy.head.site);
+            reasons += "\n  rank " + std::to_string(q) + ": " + copy.text +
+                       engine_->site_text(*member(q).process, copy.head.site);
         }
     }
     failure->text = describe(request) + ": " + join(failure->ranks) + " refused the call" + reasons;
     return failure;
 }
 
-/// Ends the future of the next call where a peer has refused it, though other members are still to come. The call itself stays in the order
-/// and touches no array any more: its verdict will be the same.
+/// Ends the future of the next call where a peer has refused it, though other members are still to come. The call
+/// itself stays in the order and touches no array any more: its verdict will be the same.
 void Communicator::hear_refusals() {
     Request* const head = posted_.front();
     if (head == nullptr || head->done()) {
@@ -182,7 +190,8 @@ FailurePtr Communicator::mismatch(const Request& request) const {
         }
     }
     std::sort(failure->ranks.begin(), failure->ranks.end());
-    failure->text = "call #" + std::to_string(request.seq) + " of group '" + name() + "': the ranks asked for different things" + lines;
+    failure->text = "call #" + std::to_string(request.seq) + " of group '" + name() +
+                    "': the ranks asked for different things" + lines;
     return failure;
 }
 
@@ -198,7 +207,8 @@ std::string Communicator::describe(int q, const HeaderCopy& copy) const {
     };
     if (collective != Collective::barrier) {
         add(wildcard(copy) ? "any array"
-                           : dtype_text(static_cast<DType>(head.dtype), copy.text) + " " + shape_text(copy.shape.dims.data(), copy.shape.ndim));
+                           : dtype_text(static_cast<DType>(head.dtype), copy.text) + " " +
+                                 shape_text(copy.shape.dims.data(), copy.shape.ndim));
     }
     if (head.op != 0) {
         add(std::string("op=") + aiodist::name(static_cast<Op>(head.op)));
@@ -214,8 +224,8 @@ std::string Communicator::describe(int q, const HeaderCopy& copy) const {
 
 std::string Communicator::describe(const Request& request) const {
     const Call& call = request.call;
-    std::string text = std::string(aiodist::name(call.collective)) + " #" + std::to_string(request.seq) + " of group '" + name() + "' (rank " +
-                       std::to_string(rank()) + " of " + std::to_string(size());
+    std::string text = std::string(aiodist::name(call.collective)) + " #" + std::to_string(request.seq) +
+                       " of group '" + name() + "' (rank " + std::to_string(rank()) + " of " + std::to_string(size());
     if (call.nbytes != 0 && !call.refused) {
         text += ", " + dtype_text(call.dtype, call.text) + " " + shape_text(call.shape.dims.data(), call.shape.ndim);
     }
@@ -237,9 +247,12 @@ FailurePtr Communicator::aborts(std::uint64_t lowest) const {
         char reason[kReasonNbytes];
         std::memcpy(reason, block.reason, sizeof reason);
         reason[kReasonNbytes - 1] = '\0';
-        Failure failure{FailureKind::communication, "group '" + name() + "' was broken by rank " + std::to_string(q) + ": " + reason, {}};
+        Failure failure{FailureKind::communication,
+                        "group '" + name() + "' was broken by rank " + std::to_string(q) + ": " + reason,
+                        {}};
         // What a peer found out holds for all: who is lost or late, or that the calls differ.
-        for (const FailureKind kind : {FailureKind::timeout, FailureKind::peer_lost, FailureKind::mismatch, FailureKind::transport}) {
+        for (const FailureKind kind :
+             {FailureKind::timeout, FailureKind::peer_lost, FailureKind::mismatch, FailureKind::transport}) {
             failure.kind = block.abort_kind == static_cast<std::uint32_t>(kind) ? kind : failure.kind;
         }
         for (int named = 0; named < std::min(size(), static_cast<int>(kMaxNamedRanks)); ++named) {
@@ -282,17 +295,20 @@ FailurePtr Communicator::losses(const Request& request) const {
     if (lost.empty()) {
         return nullptr;
     }
-    return std::make_shared<Failure>(Failure{FailureKind::peer_lost, describe(request) + ": " + join(lost) + " " + how, lost});
+    return std::make_shared<Failure>(
+        Failure{FailureKind::peer_lost, describe(request) + ": " + join(lost) + " " + how, lost});
 }
 
 FailurePtr Communicator::timed_out(const Request& request) const {
     std::vector<int> missing = waited_for(request);
     std::erase(missing, rank());
-    std::string text = describe(request) + engine_->site_text(*engine_->self(), request.call.site) + " timed out after " +
-                       seconds(request.timeout) + " waiting for " + (missing.empty() ? std::string("its turn") : join(missing));
+    std::string text = describe(request) + engine_->site_text(*engine_->self(), request.call.site) +
+                       " timed out after " + seconds(request.timeout) + " waiting for " +
+                       (missing.empty() ? std::string("its turn") : join(missing));
     for (const int q : missing) {
         const std::uint64_t posted = member(q).block->posted.load(std::memory_order_seq_cst);
-        text += (q == missing.front() ? " (" : "; ") + ("rank " + std::to_string(q)) + " has made " + std::to_string(posted) + " calls";
+        text += (q == missing.front() ? " (" : "; ") + ("rank " + std::to_string(q)) + " has made " +
+                std::to_string(posted) + " calls";
     }
     text += missing.empty() ? "" : ")";
     return std::make_shared<Failure>(Failure{FailureKind::timeout, std::move(text), std::move(missing)});

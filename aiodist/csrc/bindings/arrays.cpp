@@ -1,5 +1,4 @@
 #include <Python.h>
-
 #include <numpy/arrayobject.h>
 
 #include "bindings/bindings.hpp"
@@ -45,8 +44,9 @@ DType dtype_of(int type_number) noexcept {
 }
 
 int type_number(DType dtype) noexcept {
-    constexpr int kNumbers[kDTypeCount] = {NPY_UBYTE,  NPY_BOOL, NPY_INT8,   NPY_INT16,    NPY_INT32,   NPY_INT64,   NPY_UINT8,  NPY_UINT16,
-                                           NPY_UINT32, NPY_UINT64, NPY_HALF, NPY_USHORT, NPY_FLOAT32, NPY_FLOAT64, NPY_CFLOAT, NPY_CDOUBLE};
+    constexpr int kNumbers[kDTypeCount] = {NPY_UBYTE,   NPY_BOOL,    NPY_INT8,   NPY_INT16,  NPY_INT32, NPY_INT64,
+                                           NPY_UINT8,   NPY_UINT16,  NPY_UINT32, NPY_UINT64, NPY_HALF,  NPY_USHORT,
+                                           NPY_FLOAT32, NPY_FLOAT64, NPY_CFLOAT, NPY_CDOUBLE};
     return kNumbers[static_cast<std::size_t>(dtype)];
 }
 

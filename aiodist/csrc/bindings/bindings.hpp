@@ -17,7 +17,7 @@ namespace aiodist::python {
 
 /// A strong reference.
 class Ref {
-   public:
+ public:
     Ref() = default;
     static Ref steal(PyObject* object) noexcept {
         Ref ref;
@@ -39,17 +39,17 @@ class Ref {
     PyObject* leak() noexcept { return std::exchange(object_, nullptr); }
     explicit operator bool() const noexcept { return object_ != nullptr; }
 
-   private:
+ private:
     PyObject* object_ = nullptr;
 };
 
-/// Call before taking the GIL back: once the interpreter is going (see shutdown() in module.cpp), a daemon thread stays where it is. Let in, it
-/// would be unwound by CPython in the middle of C++ frames, which ends the process.
+/// Call before taking the GIL back: once the interpreter is going (see shutdown() in module.cpp), a daemon thread stays
+/// where it is. Let in, it would be unwound by CPython in the middle of C++ frames, which ends the process.
 void stay_out_at_exit() noexcept;
 
 /// While one lives, other Python threads run.
 class WithoutGil {
-   public:
+ public:
     WithoutGil() : state_(PyEval_SaveThread()) {}
     ~WithoutGil() {
         stay_out_at_exit();
@@ -58,7 +58,7 @@ class WithoutGil {
     WithoutGil(const WithoutGil&) = delete;
     WithoutGil& operator=(const WithoutGil&) = delete;
 
-   private:
+ private:
     PyThreadState* state_;
 };
 
@@ -77,7 +77,8 @@ struct ArrayView {
     Shape shape;
 };
 bool import_numpy();
-/// Fills `view` if `object` is exactly an ndarray, C-contiguous, aligned and in native byte order; no exception is set otherwise.
+/// Fills `view` if `object` is exactly an ndarray, C-contiguous, aligned and in native byte order; no exception is set
+/// otherwise.
 bool view_array(PyObject* object, ArrayView& view) noexcept;
 /// A new C-contiguous array of `shape` and a native dtype; nullptr with an exception set.
 PyObject* new_array(const Shape& shape, DType dtype);
@@ -116,12 +117,13 @@ void come_in_at_exit() noexcept;
 struct Waiting {
     enum class Kind : std::uint8_t { wake, call, drop };
     Kind kind = Kind::drop;
-    Ref target;  // the loop's future; the callback; whatever must live until then
-    Ref future;  // the TensorFuture, for callbacks
+    Ref target;               // the loop's future; the callback; whatever must live until then
+    Ref future;               // the TensorFuture, for callbacks
     bool hears_bell = false;  // counted among the sleepers: the loop itself gets the request done when the bell rings
 };
 
-/// Registers, as a sleeper where `waiting` says so; false if the request is done already (then nothing was kept). `id` tells the registration.
+/// Registers, as a sleeper where `waiting` says so; false if the request is done already (then nothing was kept). `id`
+/// tells the registration.
 bool wait_on(LoopPort* port, Request& request, Waiting waiting, std::uint64_t& id);
 void stop_waiting(LoopPort* port, Request& request, std::uint64_t id);
 /// Removes the callbacks equal to `callback` of this future; returns how many.
@@ -129,15 +131,15 @@ std::size_t remove_callbacks(LoopPort* port, Request& request, PyObject* future,
 PyObject* new_loop_future(LoopPort* port);
 PyObject* port_object(LoopPort* port) noexcept;
 struct SpinBudget {
-    std::int64_t spent_ns = 0;     // since the loop last turned
+    std::int64_t spent_ns = 0;        // since the loop last turned
     std::int64_t patience_ns = 5000;  // of one await; adapts to success
 };
 SpinBudget& spin_budget(LoopPort* port) noexcept;
 
 // future.cpp
 bool add_future_type(PyObject* module);
-/// Takes the references. `result` is what the future resolves to (an array, or None), or nullptr for what is received; `finish`, if any, is
-/// called with it once.
+/// Takes the references. `result` is what the future resolves to (an array, or None), or nullptr for what is received;
+/// `finish`, if any, is called with it once.
 PyObject* new_future(RequestRef request, Ref group, Ref input, Ref result, Ref finish);
 
 // group.cpp

@@ -52,13 +52,15 @@ Ref make_exception(const Request& request) {
     }
     Ref shape = Ref::steal(shape_tuple(call.shape.dims.data(), call.shape.ndim));
     // The text may hold what another process wrote: bytes that are no UTF-8 are shown, not refused.
-    Ref text = Ref::steal(PyUnicode_DecodeUTF8(failure.text.data(), static_cast<Py_ssize_t>(failure.text.size()), "replace"));
+    Ref text =
+        Ref::steal(PyUnicode_DecodeUTF8(failure.text.data(), static_cast<Py_ssize_t>(failure.text.size()), "replace"));
     if (!ranks || !shape || !text) {
         return {};
     }
-    return Ref::steal(PyObject_CallFunction(make_error_hook, "sOsisKsOO", kind_name(failure.kind), text.get(), communicator.name().c_str(),
-                                            communicator.rank(), name(call.collective), static_cast<unsigned long long>(request.seq),
-                                            name(call.dtype), shape.get(), ranks.get()));
+    return Ref::steal(PyObject_CallFunction(make_error_hook, "sOsisKsOO", kind_name(failure.kind), text.get(),
+                                            communicator.name().c_str(), communicator.rank(), name(call.collective),
+                                            static_cast<unsigned long long>(request.seq), name(call.dtype), shape.get(),
+                                            ranks.get()));
 }
 
 void raise_failure(const Request& request) {
@@ -70,7 +72,8 @@ void raise_failure(const Request& request) {
 
 Ref make_received(Request& request) {
     Received& received = request.received;
-    Ref owner = Ref::steal(PyCapsule_New(received.data.get(), nullptr, [](PyObject* capsule) { std::free(PyCapsule_GetPointer(capsule, nullptr)); }));
+    Ref owner = Ref::steal(PyCapsule_New(received.data.get(), nullptr,
+                                         [](PyObject* capsule) { std::free(PyCapsule_GetPointer(capsule, nullptr)); }));
     if (!owner) {
         return {};
     }
@@ -80,8 +83,9 @@ Ref make_received(Request& request) {
     if (!bytes || !shape) {
         return {};
     }
-    return Ref::steal(PyObject_CallFunction(make_array_hook, "Ois#O", bytes.get(), static_cast<int>(received.dtype), received.text.data(),
-                                            static_cast<Py_ssize_t>(received.text.size()), shape.get()));
+    return Ref::steal(PyObject_CallFunction(make_array_hook, "Ois#O", bytes.get(), static_cast<int>(received.dtype),
+                                            received.text.data(), static_cast<Py_ssize_t>(received.text.size()),
+                                            shape.get()));
 }
 
 void translate_exception() noexcept {
@@ -104,7 +108,8 @@ bool check_process(const Engine& owner) {
         return true;
     }
     PyErr_Format(PyExc_RuntimeError,
-                 "this group belongs to process %d; process %d was forked from it and can not use it (open a world of its own with aiodist.init())",
+                 "this group belongs to process %d; process %d was forked from it and can not use it (open a world of "
+                 "its own with aiodist.init())",
                  static_cast<int>(owner.pid()), static_cast<int>(present_pid()));
     return false;
 }

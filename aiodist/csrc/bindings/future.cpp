@@ -4,65 +4,16 @@
 #include <new>
 #include <thread>
 
-#include "bindings/bindings.hpp"
-
+#include "bindings/future_object.hpp"
+// after Python.h, which it needs and does not include
 #include <structmember.h>
 
 namespace aiodist::python {
 namespace {
 
-// What one loop turn may spend on polling in place of suspending, over all its tasks; and how many awaits may be over at once before the
-// loop gets a turn: a task that only awaits can not starve the others.
-constexpr std::int64_t kTurnNs = 50'000;
-constexpr int kPromptAwaits = 64;
-// One await's polling: grows while it pays, up to the whole turn; shrinks to this where peers are late.
-constexpr std::int64_t kColdNs = 5'000;
+// What result() polls with the GIL before it lets other threads run.
 constexpr std::chrono::microseconds kBlockingSpin{5};
-// Looks before the first at the clock, which costs as much as a few of them; kPromptAwaits bounds how often.
-constexpr int kUntimedLooks = 8;
-
-struct FutureObject {
-    PyObject_HEAD
-    RequestRef request;
-    Ref group;
-    Ref input;   // kept until the request is done
-    Ref result;  // what it resolves to; nullptr: received
-    Ref finish;  // called with the above once
-    bool resolved;
-    bool resolving;  // some thread is at it, perhaps without the GIL for moments
-    PyObject* weak_references;
-};
-
-struct AwaiterObject {
-    PyObject_HEAD
-    Ref future;
-    Ref port_keeper;
-    LoopPort* port;
-    std::uint64_t id;  // of the registration while suspended, else 0
-    bool yielded;
-};
-
 PyTypeObject* future_type = nullptr;
-PyTypeObject* awaiter_type = nullptr;
-PyObject* blocking_name = nullptr;
-int prompt_awaits = 0;  // in a row that did not suspend, over all loops
-
-FutureObject& as_future(PyObject* self) { return *reinterpret_cast<FutureObject*>(self); }
-
-/// True where the loop that waits gets the request done itself; a receiver that does not know its size yet counts as small.
-bool is_small(const Request& request) {
-    return request.call.nbytes <= request.communicator()->tuning().slot_nbytes && !request.large.load(std::memory_order_relaxed);
-}
-
-/// Makes sure that somebody other than the caller gets the request done: the loop that hears the bell if it is small, else the engine.
-void let_go(Request& request, bool loop_watches) {
-    Communicator& communicator = *request.communicator();
-    if (loop_watches && is_small(request)) {
-        communicator.engine().watch(request.deadline);
-    } else {
-        communicator.hand_over(request);
-    }
-}
 
 /// Makes what the future resolves to; false with an exception set if that fails.
 bool resolve(FutureObject& self) {
@@ -84,7 +35,22 @@ bool resolve(FutureObject& self) {
     return true;
 }
 
-/// The value of a done request (borrowed), or nullptr with its error raised.
+}  // namespace
+
+bool is_small(const Request& request) {
+    return request.call.nbytes <= request.communicator()->tuning().slot_nbytes &&
+           !request.large.load(std::memory_order_relaxed);
+}
+
+void let_go(Request& request, bool loop_watches) {
+    Communicator& communicator = *request.communicator();
+    if (loop_watches && is_small(request)) {
+        communicator.engine().watch(request.deadline);
+    } else {
+        communicator.hand_over(request);
+    }
+}
+
 PyObject* value_of(FutureObject& self) {
     const Request& request = *self.request.get();
     if (request.state() == Request::State::failed) {
@@ -102,6 +68,8 @@ PyObject* value_of(FutureObject& self) {
     }
     return self.resolved ? self.result.get() : nullptr;
 }
+
+namespace {
 
 void future_dealloc(PyObject* self) {
     FutureObject& future = as_future(self);
@@ -135,7 +103,8 @@ void future_dealloc(PyObject* self) {
     Py_DECREF(type);
 }
 
-// --- Methods -----------------------------------------------------------------------------------------------------------------------
+// --- Methods
+// -----------------------------------------------------------------------------------------------------------------------
 
 bool look(FutureObject& future) {
     Request& request = *future.request.get();
@@ -143,7 +112,8 @@ bool look(FutureObject& future) {
         request.communicator()->progress();
     }
     if (!request.done()) {
-        request.communicator()->engine().watch(request.deadline);  // a future that is only polled has deadlines and deaths too
+        request.communicator()->engine().watch(
+            request.deadline);  // a future that is only polled has deadlines and deaths too
     }
     return request.done();
 }
@@ -196,7 +166,8 @@ bool block(FutureObject& future, TimePoint until) {
             return false;
         }
         if (Clock::now() >= until) {
-            PyErr_Format(PyExc_TimeoutError, "gave up waiting for %s; the call goes on", request.communicator()->describe(request).c_str());
+            PyErr_Format(PyExc_TimeoutError, "gave up waiting for %s; the call goes on",
+                         request.communicator()->describe(request).c_str());
             return false;
         }
     }
@@ -211,7 +182,8 @@ PyObject* future_result(PyObject* self, PyObject* const* arguments, Py_ssize_t c
         return Py_XNewRef(value_of(future));
     }
     const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
-    if (count + named > 1 || (named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "timeout") != 0)) {
+    if (count + named > 1 ||
+        (named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "timeout") != 0)) {
         PyErr_SetString(PyExc_TypeError, "result() takes one argument: timeout");
         return nullptr;
     }
@@ -226,7 +198,8 @@ PyObject* future_result(PyObject* self, PyObject* const* arguments, Py_ssize_t c
             return nullptr;
         }
         constexpr double kLongest = 1e8;
-        until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::clamp(seconds, 0.0, kLongest)));
+        until = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                   std::chrono::duration<double>(std::clamp(seconds, 0.0, kLongest)));
     }
     Communicator& communicator = *request.communicator();
     if (!check_process(communicator.engine())) {
@@ -235,7 +208,8 @@ PyObject* future_result(PyObject* self, PyObject* const* arguments, Py_ssize_t c
     communicator.progress();
     if (const auto rank = request.done() ? std::nullopt : communicator.waits_for_this_thread(request)) {
         PyErr_Format(PyExc_RuntimeError,
-                     "%s.result() would wait for ever: rank %d lives in this thread and has not made the call. Use `await` in place of .result()",
+                     "%s.result() would wait for ever: rank %d lives in this thread and has not made the call. Use "
+                     "`await` in place of .result()",
                      communicator.describe(request).c_str(), *rank);
         return nullptr;
     }
@@ -275,7 +249,8 @@ PyObject* future_add_done_callback(PyObject* self, PyObject* arguments, PyObject
     static const char* const kNames[] = {"", "context", nullptr};
     PyObject* given = nullptr;
     PyObject* context = nullptr;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O|$O:add_done_callback", const_cast<char**>(kNames), &given, &context)) {
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O|$O:add_done_callback", const_cast<char**>(kNames), &given,
+                                     &context)) {
         return nullptr;
     }
     FutureObject& future = as_future(self);
@@ -299,7 +274,8 @@ PyObject* future_add_done_callback(PyObject* self, PyObject* arguments, PyObject
     if (port == nullptr) {
         return nullptr;
     }
-    if (!wait_on(port, request, {Waiting::Kind::call, callback, Ref::share(self), loop_port != nullptr && is_small(request)}, id)) {
+    if (!wait_on(port, request,
+                 {Waiting::Kind::call, callback, Ref::share(self), loop_port != nullptr && is_small(request)}, id)) {
         return call_now(self, callback.get(), loop_port);
     }
     request.communicator()->progress();  // the last look
@@ -338,187 +314,51 @@ PyObject* future_device(PyObject*, void*) { return PyUnicode_FromString("cpu"); 
 
 PyObject* future_repr(PyObject* self) {
     const Request& request = *as_future(self).request.get();
-    const char* const state = request.state() == Request::State::pending ? "pending" : request.state() == Request::State::done ? "done" : "failed";
+    const char* const state = request.state() == Request::State::pending ? "pending"
+                              : request.state() == Request::State::done  ? "done"
+                                                                         : "failed";
     return PyUnicode_FromFormat("<TensorFuture %s: %s>", state, request.communicator()->describe(request).c_str());
 }
 
-// --- Awaiting ----------------------------------------------------------------------------------------------------------------------
-
-PyObject* future_await(PyObject* self) {
-    PyObject* const object = awaiter_type->tp_alloc(awaiter_type, 0);
-    if (object != nullptr) {
-        auto* const awaiter = reinterpret_cast<AwaiterObject*>(object);
-        awaiter->future = Ref::share(self);
-    }
-    return object;
-}
-
-/// A few looks, for calls whose peers are about to arrive.
-bool look_closely(Request& request) {
-    Communicator& communicator = *request.communicator();
-    for (int i = 0; i < kUntimedLooks && !request.done(); ++i) {
-        communicator.progress();
-        pause();
-    }
-    return request.done();
-}
-
-/// Polls in place of suspending while that is likely to pay.
-bool poll(Request& request, SpinBudget& budget) {
-    Communicator& communicator = *request.communicator();
-    if (budget.spent_ns >= kTurnNs || communicator.waits_for_this_thread(request)) {
-        return false;
-    }
-    const TimePoint from = Clock::now();
-    const bool done = communicator.engine().spin(request, std::chrono::nanoseconds(std::min(budget.patience_ns, kTurnNs - budget.spent_ns)));
-    budget.spent_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - from).count();
-    budget.patience_ns = done ? std::min(budget.patience_ns * 2, kTurnNs) : kColdNs;
-    return done;
-}
-
-/// Suspends: the loop's future to wait for, or nullptr if that is not needed (or an exception is set).
-PyObject* suspend(AwaiterObject& awaiter, Request& request) {
-    Ref waiter = Ref::steal(new_loop_future(awaiter.port));
-    if (!waiter || PyObject_SetAttr(waiter.get(), blocking_name, Py_True) < 0) {
-        return nullptr;
-    }
-    if (!wait_on(awaiter.port, request, {Waiting::Kind::wake, waiter, {}, is_small(request)}, awaiter.id)) {
-        awaiter.id = 0;
-        return nullptr;
-    }
-    request.communicator()->progress();  // the last look: from here on a flag rings the bell
-    if (request.done()) {
-        stop_waiting(awaiter.port, request, std::exchange(awaiter.id, 0));
-        return nullptr;
-    }
-    let_go(request, true);
-    return waiter.leak();
-}
-
-PySendResult returned(FutureObject& future, PyObject** out) {
-    *out = Py_XNewRef(value_of(future));
-    return *out != nullptr ? PYGEN_RETURN : PYGEN_ERROR;
-}
-
-/// False with an exception set where no loop runs.
-bool find_port(AwaiterObject& awaiter) {
-    if (awaiter.port == nullptr) {
-        awaiter.port = running_port();
-        if (awaiter.port == nullptr) {
-            if (!PyErr_Occurred()) {
-                PyErr_SetString(PyExc_RuntimeError, "no running event loop: await needs one, result() blocks without");
-            }
-            return false;
-        }
-        awaiter.port_keeper = Ref::share(port_object(awaiter.port));
-    }
-    return true;
-}
-
-PySendResult awaiter_send(PyObject* self, PyObject*, PyObject** out) {
-    auto& awaiter = *reinterpret_cast<AwaiterObject*>(self);
-    FutureObject& future = as_future(awaiter.future.get());
-    Request& request = *future.request.get();
-    *out = nullptr;
-    if (!check_process(request.communicator()->engine())) {
-        return PYGEN_ERROR;
-    }
-    const bool resumed = awaiter.id != 0 || awaiter.yielded;
-    if (awaiter.id != 0) {
-        stop_waiting(awaiter.port, request, std::exchange(awaiter.id, 0));
-    }
-    // Asking for the running loop costs a system call (it compares the pid), so what is over soon does without.
-    bool done = look_closely(request);
-    bool spent = false;
-    if (!done) {
-        if (!find_port(awaiter)) {
-            return PYGEN_ERROR;
-        }
-        SpinBudget& budget = spin_budget(awaiter.port);
-        budget.spent_ns = resumed ? 0 : budget.spent_ns;
-        done = poll(request, budget);
-        spent = budget.spent_ns >= kTurnNs;
-    }
-    prompt_awaits = resumed ? 0 : prompt_awaits + 1;
-    if (!resumed && (spent || (done && prompt_awaits > kPromptAwaits))) {
-        awaiter.yielded = true;  // the loop's other tasks have waited long enough
-        *out = Py_NewRef(Py_None);
-        return PYGEN_NEXT;
-    }
-    if (done) {
-        return returned(future, out);
-    }
-    *out = suspend(awaiter, request);
-    if (*out != nullptr) {
-        return PYGEN_NEXT;
-    }
-    return PyErr_Occurred() ? PYGEN_ERROR : returned(future, out);
-}
-
-PyObject* awaiter_next(PyObject* self) {
-    PyObject* value = nullptr;
-    switch (awaiter_send(self, Py_None, &value)) {
-        case PYGEN_NEXT:
-            return value;
-        case PYGEN_RETURN: {
-            const Ref kept = Ref::steal(value);
-            const Ref stop = Ref::steal(PyObject_CallOneArg(PyExc_StopIteration, value));
-            if (stop) {
-                PyErr_SetObject(PyExc_StopIteration, stop.get());
-            }
-            return nullptr;
-        }
-        case PYGEN_ERROR:
-            break;
-    }
-    return nullptr;
-}
-
-PyObject* awaiter_send_method(PyObject* self, PyObject*) { return awaiter_next(self); }
-
-void awaiter_dealloc(PyObject* self) {
-    auto& awaiter = *reinterpret_cast<AwaiterObject*>(self);
-    if (awaiter.id != 0) {
-        Request& request = *as_future(awaiter.future.get()).request.get();
-        if (request.communicator()->engine().pid() == present_pid()) {
-            stop_waiting(awaiter.port, request, awaiter.id);
-        }
-    }
-    awaiter.~AwaiterObject();
-    PyTypeObject* const type = Py_TYPE(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-// --- Types -------------------------------------------------------------------------------------------------------------------------
+// --- Types
+// -------------------------------------------------------------------------------------------------------------------------
 
 PyMethodDef future_methods[] = {
-    {"done", future_done, METH_NOARGS, PyDoc_STR("done($self, /)\n--\n\nReturn True once the result or the error is there. Never blocks.")},
+    {"done", future_done, METH_NOARGS,
+     PyDoc_STR("done($self, /)\n--\n\nReturn True once the result or the error is there. Never blocks.")},
     {"cancelled", future_cancelled, METH_NOARGS,
-     PyDoc_STR("cancelled($self, /)\n--\n\nReturn False: a collective is not cancelled, since peers are in it; only waits for it are.")},
+     PyDoc_STR("cancelled($self, /)\n--\n\nReturn False: a collective is not cancelled, since peers are in it; only "
+               "waits for it are.")},
     {"exception", future_exception, METH_NOARGS,
      PyDoc_STR("exception($self, /)\n--\n\nReturn the error of a call that failed, None if it succeeded.\n\n"
                "Raises:\n    NotReadyError: the call is still in flight.")},
     {"result", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(future_result)), METH_FASTCALL | METH_KEYWORDS,
-     PyDoc_STR("result($self, /, timeout=None)\n--\n\nBlock this thread until the call is done and return its result.\n\n"
-               "Args:\n    timeout: Seconds to wait; None waits as long as the call itself may take.\n\n"
-               "Raises:\n    TimeoutError: `timeout` is over; the call goes on.\n    RuntimeError: a rank that this call waits for lives in "
-               "this thread.\n    AiodistError: the call failed.")},
-    {"add_done_callback", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(future_add_done_callback)), METH_VARARGS | METH_KEYWORDS,
-     PyDoc_STR("add_done_callback($self, callback, /, *, context=None)\n--\n\nCall `callback(future)` once the call is done: on the running "
+     PyDoc_STR(
+         "result($self, /, timeout=None)\n--\n\nBlock this thread until the call is done and return its result.\n\n"
+         "Args:\n    timeout: Seconds to wait; None waits as long as the call itself may take.\n\n"
+         "Raises:\n    TimeoutError: `timeout` is over; the call goes on.\n    RuntimeError: a rank that this call "
+         "waits for lives in "
+         "this thread.\n    AiodistError: the call failed.")},
+    {"add_done_callback", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(future_add_done_callback)),
+     METH_VARARGS | METH_KEYWORDS,
+     PyDoc_STR("add_done_callback($self, callback, /, *, context=None)\n--\n\nCall `callback(future)` once the call is "
+               "done: on the running "
                "loop if there is one, else on a notifier thread.")},
     {"remove_done_callback", future_remove_done_callback, METH_O,
-     PyDoc_STR("remove_done_callback($self, callback, /)\n--\n\nForget callbacks equal to `callback` added on this loop; return how many.")},
+     PyDoc_STR("remove_done_callback($self, callback, /)\n--\n\nForget callbacks equal to `callback` added on this "
+               "loop; return how many.")},
     {nullptr, nullptr, 0, nullptr}};
 PyGetSetDef future_properties[] = {
     {"shape", future_shape, nullptr, "Shape of the result; raises NotReadyError until it is known.", nullptr},
     {"dtype", future_dtype, nullptr, "Element type of the result; raises NotReadyError until it is known.", nullptr},
     {"device", future_device, nullptr, "Where the result lies.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
-PyMemberDef future_members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(FutureObject, weak_references), READONLY, nullptr},
-                                {nullptr, 0, 0, 0, nullptr}};
+PyMemberDef future_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(FutureObject, weak_references), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
 PyType_Slot future_slots[] = {
-    {Py_tp_doc, const_cast<char*>("A collective in flight. `await` it any number of times, from any task or loop; each gets the same result. Giving "
+    {Py_tp_doc, const_cast<char*>("A collective in flight. `await` it any number of times, from any task or loop; each "
+                                  "gets the same result. Giving "
                                   "up an await leaves the collective running: its peers are in it.")},
     {Py_tp_dealloc, reinterpret_cast<void*>(future_dealloc)},
     {Py_tp_repr, reinterpret_cast<void*>(future_repr)},
@@ -527,23 +367,14 @@ PyType_Slot future_slots[] = {
     {Py_tp_members, future_members},
     {Py_am_await, reinterpret_cast<void*>(future_await)},
     {0, nullptr}};
-PyType_Spec future_spec = {"aiodist._core.TensorFuture", sizeof(FutureObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                           future_slots};
-
-PyMethodDef awaiter_methods[] = {{"send", awaiter_send_method, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
-PyType_Slot awaiter_slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(awaiter_dealloc)},
-                               {Py_tp_iter, reinterpret_cast<void*>(PyObject_SelfIter)},
-                               {Py_tp_iternext, reinterpret_cast<void*>(awaiter_next)},
-                               {Py_am_send, reinterpret_cast<void*>(awaiter_send)},
-                               {Py_tp_methods, awaiter_methods},
-                               {0, nullptr}};
-PyType_Spec awaiter_spec = {"aiodist._core.Awaiter", sizeof(AwaiterObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                            awaiter_slots};
+PyType_Spec future_spec = {"aiodist._core.TensorFuture", sizeof(FutureObject), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, future_slots};
 
 }  // namespace
 
 PyObject* new_future(RequestRef request, Ref group, Ref input, Ref result, Ref finish) {
-    PyObject* const object = future_type->tp_alloc(future_type, 0);  // zeroed, which is what the members' default constructors leave
+    PyObject* const object =
+        future_type->tp_alloc(future_type, 0);  // zeroed, which is what the members' default constructors leave
     if (object != nullptr) {
         FutureObject& future = as_future(object);
         future.request = std::move(request);
@@ -556,10 +387,8 @@ PyObject* new_future(RequestRef request, Ref group, Ref input, Ref result, Ref f
 }
 
 bool add_future_type(PyObject* module) {
-    blocking_name = PyUnicode_InternFromString("_asyncio_future_blocking");
     future_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&future_spec));
-    awaiter_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&awaiter_spec));
-    return blocking_name != nullptr && future_type != nullptr && awaiter_type != nullptr &&
+    return future_type != nullptr && add_awaiter_type() &&
            PyModule_AddObjectRef(module, "TensorFuture", reinterpret_cast<PyObject*>(future_type)) == 0;
 }
 

@@ -1,4 +1,5 @@
-// GroupCore: the native half of a Group. all_reduce of a plain array is one call into here; everything else comes through start().
+// GroupCore: the native half of a Group. all_reduce of a plain array is one call into here; everything else comes
+// through start().
 
 #include <algorithm>
 #include <array>
@@ -15,13 +16,15 @@ PyTypeObject* group_type = nullptr;
 PyObject* slow_name = nullptr;
 std::array<PyObject*, kOpCount> op_names{};  // interned; nullptr at 0
 
-// Calls up to this many bytes are short enough (about 30 µs) to be worked on by the caller; larger ones start on the engine thread at once.
+// Calls up to this many bytes are short enough (about 30 µs) to be worked on by the caller; larger ones start on the
+// engine thread at once.
 constexpr std::uint64_t kInlineNbytes = 256 * 1024;
 constexpr std::chrono::microseconds kInlineSpin{10};
 
 Clock::duration seconds_to_duration(double seconds) {
     constexpr double kLongest = 1e8;
-    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::clamp(seconds, 0.0, kLongest)));
+    return std::chrono::duration_cast<Clock::duration>(
+        std::chrono::duration<double>(std::clamp(seconds, 0.0, kLongest)));
 }
 
 /// What the caller does for a call it has just issued.
@@ -102,7 +105,8 @@ bool parse(PyObject* const* arguments, Py_ssize_t count, PyObject* names, AllRed
 bool plain_call(const AllReduceArguments& parsed, Call& call, Ref& result) {
     ArrayView in;
     const Op op = op_of(parsed.op);
-    if (op == Op::none || parsed.timeout != Py_None || !view_array(parsed.x, in) || fold_kernel(in.dtype, op) == nullptr) {
+    if (op == Op::none || parsed.timeout != Py_None || !view_array(parsed.x, in) ||
+        fold_kernel(in.dtype, op) == nullptr) {
         return false;
     }
     const DType result_type = result_dtype(in.dtype, op);
@@ -114,8 +118,10 @@ bool plain_call(const AllReduceArguments& parsed, Call& call, Ref& result) {
         }
     } else {
         ArrayView out;
-        const bool fits = view_array(parsed.out, out) && out.writeable && out.dtype == result_type && out.shape.ndim == in.shape.ndim &&
-                          std::equal(out.shape.dims.begin(), out.shape.dims.begin() + out.shape.ndim, in.shape.dims.begin());
+        const bool fits =
+            view_array(parsed.out, out) && out.writeable && out.dtype == result_type &&
+            out.shape.ndim == in.shape.ndim &&
+            std::equal(out.shape.dims.begin(), out.shape.dims.begin() + out.shape.ndim, in.shape.dims.begin());
         const bool in_place = fits && out.data == in.data && out.dtype == in.dtype;
         if (!fits || (!in_place && overlap(in, out))) {
             return false;
@@ -150,8 +156,8 @@ PyObject* start(GroupObject& group, Call&& call, Clock::duration timeout, Ref in
     try {
         RequestRef request = (*group.communicator)->start(std::move(call), timeout);
         work_on(*request.get());
-        return new_future(std::move(request), Ref::share(reinterpret_cast<PyObject*>(&group)), std::move(input), std::move(result),
-                          std::move(finish));
+        return new_future(std::move(request), Ref::share(reinterpret_cast<PyObject*>(&group)), std::move(input),
+                          std::move(result), std::move(finish));
     } catch (...) {
         translate_exception();
         return nullptr;
@@ -174,7 +180,8 @@ PyObject* group_all_reduce(PyObject* self, PyObject* const* arguments, Py_ssize_
         return PyObject_CallMethodObjArgs(self, slow_name, parsed.x, parsed.op, parsed.out, parsed.timeout, nullptr);
     }
     call.site = call_site();
-    return start(group, std::move(call), seconds_to_duration(group.timeout), Ref::share(parsed.x), std::move(result), Ref());
+    return start(group, std::move(call), seconds_to_duration(group.timeout), Ref::share(parsed.x), std::move(result),
+                 Ref());
 }
 
 bool add_group_type(PyObject* module) {
@@ -183,7 +190,8 @@ bool add_group_type(PyObject* module) {
         op_names[code] = PyUnicode_InternFromString(name(static_cast<Op>(code)));
     }
     group_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&group_spec()));
-    return group_type != nullptr && PyModule_AddObjectRef(module, "GroupCore", reinterpret_cast<PyObject*>(group_type)) == 0;
+    return group_type != nullptr &&
+           PyModule_AddObjectRef(module, "GroupCore", reinterpret_cast<PyObject*>(group_type)) == 0;
 }
 
 }  // namespace aiodist::python

@@ -5,9 +5,8 @@
 namespace aiodist::python {
 
 struct GroupObject {
-    PyObject_HEAD
-    std::shared_ptr<Communicator>* communicator;  // a pointer, so that a forked child can leave it alone
-    double timeout;                               // seconds
+    PyObject_HEAD std::shared_ptr<Communicator>* communicator;  // a pointer, so that a forked child can leave it alone
+    double timeout;                                             // seconds
 };
 
 /// False with an exception set where the group was never formed or belongs to another process.

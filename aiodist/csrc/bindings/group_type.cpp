@@ -22,9 +22,10 @@ int group_init(PyObject* self, PyObject* arguments, PyObject* keywords) {
     PyObject* members = nullptr;
     Communicator::Options options;
     GroupObject& group = as_group(self);
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "sKi(IIII)KO!d:GroupCore", const_cast<char**>(kNames), &name, &id, &options.rank,
-                                     &options.tuning.slots, &options.tuning.slot_nbytes, &options.tuning.segment_nbytes,
-                                     &options.tuning.depth, &offset, &PyList_Type, &members, &group.timeout)) {
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "sKi(IIII)KO!d:GroupCore", const_cast<char**>(kNames), &name,
+                                     &id, &options.rank, &options.tuning.slots, &options.tuning.slot_nbytes,
+                                     &options.tuning.segment_nbytes, &options.tuning.depth, &offset, &PyList_Type,
+                                     &members, &group.timeout)) {
         return -1;
     }
     if (group.communicator != nullptr) {
@@ -57,7 +58,8 @@ int group_init(PyObject* self, PyObject* arguments, PyObject* keywords) {
 }
 
 void close_group(GroupObject& group) {
-    // The parent's objects are left alone in a forked child: what they hold is mapped shared, and their locks may be held.
+    // The parent's objects are left alone in a forked child: what they hold is mapped shared, and their locks may be
+    // held.
     if (group.communicator != nullptr && (*group.communicator)->engine().pid() == present_pid()) {
         (*group.communicator)->close();
         delete group.communicator;
@@ -68,12 +70,14 @@ void close_group(GroupObject& group) {
 /// Before the object goes: the warning may keep it, so this can not be part of its deallocation.
 void group_finalize(PyObject* self) {
     GroupObject& group = as_group(self);
-    if (group.communicator == nullptr || (*group.communicator)->engine().pid() != present_pid() || (*group.communicator)->closed()) {
+    if (group.communicator == nullptr || (*group.communicator)->engine().pid() != present_pid() ||
+        (*group.communicator)->closed()) {
         return;
     }
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    if (PyErr_ResourceWarning(self, 1, "group '%s' was dropped without aclose()", (*group.communicator)->name().c_str()) < 0) {
+    if (PyErr_ResourceWarning(self, 1, "group '%s' was dropped without aclose()",
+                              (*group.communicator)->name().c_str()) < 0) {
         PyErr_WriteUnraisable(nullptr);
     }
     (*group.communicator)->close();
@@ -96,12 +100,14 @@ PyObject* group_start(PyObject* self, PyObject* arguments) {
     const char* text = nullptr;
     Py_ssize_t text_nbytes = 0;
     PyObject *input = nullptr, *output = nullptr, *result = nullptr, *finish = nullptr, *timeout = nullptr;
-    if (!usable(group) || !PyArg_ParseTuple(arguments, "iiiiiKis#OOOOO:_start", &collective, &op, &dtype, &axis, &call.root, &rows, &flags, &text,
-                                            &text_nbytes, &input, &output, &result, &finish, &timeout)) {
+    if (!usable(group) ||
+        !PyArg_ParseTuple(arguments, "iiiiiKis#OOOOO:_start", &collective, &op, &dtype, &axis, &call.root, &rows,
+                          &flags, &text, &text_nbytes, &input, &output, &result, &finish, &timeout)) {
         return nullptr;
     }
     ArrayView in, out;
-    if ((input != Py_None && !view_array(input, in)) || (output != Py_None && (!view_array(output, out) || !out.writeable))) {
+    if ((input != Py_None && !view_array(input, in)) ||
+        (output != Py_None && (!view_array(output, out) || !out.writeable))) {
         PyErr_SetString(PyExc_TypeError, "_start() takes C-contiguous, aligned arrays");
         return nullptr;
     }
@@ -122,8 +128,8 @@ PyObject* group_start(PyObject* self, PyObject* arguments) {
     call.site = call_site();
     const bool received = call.collective == Collective::broadcast && output == Py_None;
     Ref keep = Ref::steal(PyTuple_Pack(2, input, output));
-    return start(group, std::move(call), timeout_of(group, timeout), std::move(keep), received ? Ref() : Ref::share(result),
-                 finish == Py_None ? Ref() : Ref::share(finish));
+    return start(group, std::move(call), timeout_of(group, timeout), std::move(keep),
+                 received ? Ref() : Ref::share(result), finish == Py_None ? Ref() : Ref::share(finish));
 }
 
 /// _refuse(collective, text): the call takes its number, so that the peers of it hear why.
@@ -183,31 +189,39 @@ bool formed(PyObject* self) {
     return as_group(self).communicator != nullptr;
 }
 
-PyObject* get_rank(PyObject* self, void*) { return formed(self) ? PyLong_FromLong(communicator_of(self).rank()) : nullptr; }
-PyObject* get_size(PyObject* self, void*) { return formed(self) ? PyLong_FromLong(communicator_of(self).size()) : nullptr; }
+PyObject* get_rank(PyObject* self, void*) {
+    return formed(self) ? PyLong_FromLong(communicator_of(self).rank()) : nullptr;
+}
+PyObject* get_size(PyObject* self, void*) {
+    return formed(self) ? PyLong_FromLong(communicator_of(self).size()) : nullptr;
+}
 PyObject* get_name(PyObject* self, void*) {
     return formed(self) ? PyUnicode_FromString(communicator_of(self).name().c_str()) : nullptr;
 }
 PyObject* get_closed(PyObject* self, void*) {
     // To a forked child the parent's group is closed: leaving its block there must neither fail nor do anything.
-    return formed(self) ? PyBool_FromLong(communicator_of(self).closed() || communicator_of(self).engine().pid() != present_pid()) : nullptr;
+    return formed(self) ? PyBool_FromLong(communicator_of(self).closed() ||
+                                          communicator_of(self).engine().pid() != present_pid())
+                        : nullptr;
 }
 
 PyMethodDef methods[] = {
-    {"all_reduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(group_all_reduce)), METH_FASTCALL | METH_KEYWORDS,
-     PyDoc_STR("all_reduce($self, x, op='sum', *, out=None, timeout=None)\n--\n\n"
-               "Combine the arrays of all ranks, element by element, in rank order.\n\n"
-               "Every rank ends with result[i] = op over r of x_r[i], the same bits on all of them.\n\n"
-               "Args:\n"
-               "    x: An array of the same shape and dtype on every rank. It must not change until the future is done.\n"
-               "    op: A `ReduceOp` or its name: sum, prod, min, max, mean, band, bor, bxor.\n"
-               "    out: Array for the result, of x's shape and the result's dtype; `out is x` works in place.\n"
-               "    timeout: Seconds from now until the call fails; None is the group's.\n\n"
-               "Returns:\n"
-               "    A `TensorFuture` of an array like x; of float64 where op is mean and x holds integers.\n\n"
-               "Raises:\n"
-               "    TypeError, ValueError: an argument is wrong; the peers of the call get `PeerRefusedError`.\n\n"
-               "The call is issued at once and never blocks on a peer. Cancelling an await leaves it running.")},
+    {"all_reduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(group_all_reduce)),
+     METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR(
+         "all_reduce($self, x, op='sum', *, out=None, timeout=None)\n--\n\n"
+         "Combine the arrays of all ranks, element by element, in rank order.\n\n"
+         "Every rank ends with result[i] = op over r of x_r[i], the same bits on all of them.\n\n"
+         "Args:\n"
+         "    x: An array of the same shape and dtype on every rank. It must not change until the future is done.\n"
+         "    op: A `ReduceOp` or its name: sum, prod, min, max, mean, band, bor, bxor.\n"
+         "    out: Array for the result, of x's shape and the result's dtype; `out is x` works in place.\n"
+         "    timeout: Seconds from now until the call fails; None is the group's.\n\n"
+         "Returns:\n"
+         "    A `TensorFuture` of an array like x; of float64 where op is mean and x holds integers.\n\n"
+         "Raises:\n"
+         "    TypeError, ValueError: an argument is wrong; the peers of the call get `PeerRefusedError`.\n\n"
+         "The call is issued at once and never blocks on a peer. Cancelling an await leaves it running.")},
     {"_start", group_start, METH_VARARGS, nullptr},
     {"_refuse", group_refuse, METH_VARARGS, nullptr},
     {"_abort", group_abort, METH_O, nullptr},
@@ -219,8 +233,9 @@ PyGetSetDef properties[] = {{"rank", get_rank, nullptr, "This process's rank in 
                             {"name", get_name, nullptr, "Name of the group.", nullptr},
                             {"closed", get_closed, nullptr, "True once the group was closed here.", nullptr},
                             {nullptr, nullptr, nullptr, nullptr, nullptr}};
-PyMemberDef members[] = {{"timeout", T_DOUBLE, offsetof(GroupObject, timeout), READONLY, "Seconds a call waits for its peers by default."},
-                         {nullptr, 0, 0, 0, nullptr}};
+PyMemberDef members[] = {
+    {"timeout", T_DOUBLE, offsetof(GroupObject, timeout), READONLY, "Seconds a call waits for its peers by default."},
+    {nullptr, 0, 0, 0, nullptr}};
 PyType_Slot slots[] = {{Py_tp_doc, const_cast<char*>("One member of a group: the native half of `Group`.")},
                        {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
                        {Py_tp_init, reinterpret_cast<void*>(group_init)},

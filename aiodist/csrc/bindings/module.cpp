@@ -3,7 +3,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
-
 #include <unistd.h>
 
 #include <atomic>
@@ -24,7 +23,8 @@ struct ProcessHandle {
     std::shared_ptr<Process> process;
 };
 
-// Owned for ever by design: natural destruction at exit would come after the interpreter is gone. shutdown() stops the thread.
+// Owned for ever by design: natural destruction at exit would come after the interpreter is gone. shutdown() stops the
+// thread.
 std::shared_ptr<Engine>* the_engine = nullptr;
 
 std::atomic<bool> exiting{false};
@@ -36,8 +36,9 @@ Tuning tuning_of(const TuningTuple& values) {
     return {std::get<0>(values), std::get<1>(values), std::get<2>(values), std::get<3>(values)};
 }
 
-/// Slots that stay within 64 KiB over all members (DESIGN section 4, rule 13). Staging rings of 2 MiB a rank: twice the second-level cache
-/// of today's server cores, see Communicator::take_slots. Segments of 64 KiB, smaller where more than eight ranks divide the ring.
+/// Slots that stay within 64 KiB over all members (DESIGN section 4, rule 13). Staging rings of 2 MiB a rank: twice the
+/// second-level cache of today's server cores, see Communicator::take_slots. Segments of 64 KiB, smaller where more
+/// than eight ranks divide the ring.
 TuningTuple default_tuning(std::uint32_t size) {
     constexpr std::uint32_t kSlots = 8, kKiB = 1024, kStaging = 2048 * kKiB, kDepth = 4;
     const std::uint32_t slot = std::min(16 * kKiB, 64 * kKiB / size / 64 * 64);
@@ -164,14 +165,22 @@ NB_MODULE(_core, m) {
     m.def("this_process", [] { return ProcessHandle{engine()->self()}; }, "Return this process as a member of groups.");
     m.def("reserve", &reserve, nb::arg("tuning"), nb::arg("id"), nb::arg("rank"), nb::arg("size"),
           "Make a member's block for a channel and return its offset, which the peers need.");
-    m.def("release", [](std::uint64_t offset) { engine()->arena().release(offset); }, nb::arg("offset"),
-          "Free a block that no group was made of.");
+    m.def(
+        "release", [](std::uint64_t offset) { engine()->arena().release(offset); }, nb::arg("offset"),
+        "Free a block that no group was made of.");
     m.def("shared_bytes", &shared_bytes, nb::arg("nbytes"), "Return a uint8 array that peers can read in place.");
     m.def("rest", &rest, "Stop the engine thread if no group is open; the next one starts it again.");
     m.def("shutdown", &shutdown, "Leave all groups and end all threads, before the interpreter goes.");
-    m.def("build_hash", [] { return std::string(AIODIST_BUILD_HASH); }, "Return the hash of the native source this was built from.");
-    m.def("instruction_set", [] { return std::string(kernel_instruction_set()); }, "Return the name of the kernels' instruction set.");
-    m.def("set_hooks", [](nb::handle make_error, nb::handle make_array) { set_hooks(make_error.ptr(), make_array.ptr()); },
-          nb::arg("make_error"), nb::arg("make_array"), "Register what builds exceptions and received arrays.");
-    m.def("set_package_folder", &set_package_folder, nb::arg("folder"), "Frames of files under `folder` are no call sites.");
+    m.def(
+        "build_hash", [] { return std::string(AIODIST_BUILD_HASH); },
+        "Return the hash of the native source this was built from.");
+    m.def(
+        "instruction_set", [] { return std::string(kernel_instruction_set()); },
+        "Return the name of the kernels' instruction set.");
+    m.def(
+        "set_hooks",
+        [](nb::handle make_error, nb::handle make_array) { set_hooks(make_error.ptr(), make_array.ptr()); },
+        nb::arg("make_error"), nb::arg("make_array"), "Register what builds exceptions and received arrays.");
+    m.def("set_package_folder", &set_package_folder, nb::arg("folder"),
+          "Frames of files under `folder` are no call sites.");
 }

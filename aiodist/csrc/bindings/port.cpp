@@ -12,7 +12,7 @@ namespace aiodist::python {
 
 /// What one loop (or the notifier) waits for. A native thread sees only the Port inside; the table is under the GIL.
 class LoopPort {
-   public:
+ public:
     std::shared_ptr<Port> port = std::make_shared<Port>();
     Ref loop;  // a weak reference; empty for the notifier
     PyObject* self = nullptr;
@@ -20,7 +20,8 @@ class LoopPort {
     std::uint64_t next_id = 1;
     SpinBudget budget;
     std::vector<std::uint64_t> ids;
-    std::vector<std::pair<std::uint64_t, RequestRef>> undecided;  // receivers that hear the bell while they do not know their size
+    std::vector<std::pair<std::uint64_t, RequestRef>>
+        undecided;                   // receivers that hear the bell while they do not know their size
     std::shared_ptr<Engine> engine;  // whose bell the loop watches
     std::atomic<bool> stopping{false};
 };
@@ -28,8 +29,7 @@ class LoopPort {
 namespace {
 
 struct PortObject {
-    PyObject_HEAD
-    LoopPort* port;
+    PyObject_HEAD LoopPort* port;
 };
 
 PyTypeObject* port_type = nullptr;
@@ -39,7 +39,9 @@ PyObject* notifier_object = nullptr;
 PyObject* notifier_thread = nullptr;
 LoopPort* last_port = nullptr;  // of the last loop that asked; checked before it is trusted
 
-bool ends_the_program() { return PyErr_ExceptionMatches(PyExc_SystemExit) != 0 || PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0; }
+bool ends_the_program() {
+    return PyErr_ExceptionMatches(PyExc_SystemExit) != 0 || PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0;
+}
 
 /// Tells the loop of what a callback raised, as asyncio does; the notifier thread has only the interpreter to tell.
 void report(const LoopPort& port, PyObject* context) {
@@ -98,7 +100,8 @@ bool drain(LoopPort& port) {
         if (waiting.kind == Waiting::Kind::wake) {
             wake_future(port, waiting.target.get());
         } else if (waiting.kind == Waiting::Kind::call) {
-            const Ref outcome = Ref::steal(PyObject_CallFunctionObjArgs(waiting.target.get(), waiting.future.get(), nullptr));
+            const Ref outcome =
+                Ref::steal(PyObject_CallFunctionObjArgs(waiting.target.get(), waiting.future.get(), nullptr));
             if (!outcome && ends_the_program() && type == nullptr) {
                 PyErr_Fetch(&type, &value, &traceback);  // after the others have been told
             } else if (!outcome) {
@@ -180,8 +183,10 @@ PyMethodDef port_methods[] = {{"on_completion", on_completion, METH_NOARGS, null
                               {"on_bell", on_bell, METH_NOARGS, nullptr},
                               {"serve", serve, METH_NOARGS, nullptr},
                               {nullptr, nullptr, 0, nullptr}};
-PyType_Slot port_slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(port_dealloc)}, {Py_tp_methods, port_methods}, {0, nullptr}};
-PyType_Spec port_spec = {"aiodist._core.Port", sizeof(PortObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, port_slots};
+PyType_Slot port_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(port_dealloc)}, {Py_tp_methods, port_methods}, {0, nullptr}};
+PyType_Spec port_spec = {"aiodist._core.Port", sizeof(PortObject), 0,
+                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, port_slots};
 
 Ref make_port() {
     Ref object = Ref::steal(port_type->tp_alloc(port_type, 0));
@@ -217,7 +222,8 @@ LoopPort* port_of(PyObject* loop) {
     }
     LoopPort* const port = reinterpret_cast<PortObject*>(made.get())->port;
     port->loop = Ref::steal(PyWeakref_NewRef(loop, nullptr));
-    if (!port->loop || PyObject_SetItem(ports, loop, made.get()) < 0 || !watch(loop, port->port->fd(), made.get(), "on_completion") ||
+    if (!port->loop || PyObject_SetItem(ports, loop, made.get()) < 0 ||
+        !watch(loop, port->port->fd(), made.get(), "on_completion") ||
         !watch(loop, port->engine->bell_fd(), made.get(), "on_bell")) {
         return nullptr;
     }
@@ -231,7 +237,8 @@ LoopPort* running_port() {
     if (!loop || loop.get() == Py_None) {
         return nullptr;
     }
-    if (last_port != nullptr && last_port->engine == engine() && PyWeakref_GetObject(last_port->loop.get()) == loop.get()) {
+    if (last_port != nullptr && last_port->engine == engine() &&
+        PyWeakref_GetObject(last_port->loop.get()) == loop.get()) {
         return last_port;
     }
     return last_port = port_of(loop.get());
@@ -247,7 +254,9 @@ LoopPort* notifier_port() {
     const Ref body = made ? Ref::steal(PyObject_GetAttrString(made.get(), "serve")) : Ref();
     const Ref type = threading ? Ref::steal(PyObject_GetAttrString(threading.get(), "Thread")) : Ref();
     const Ref arguments = Ref::steal(PyTuple_New(0));
-    const Ref keywords = body ? Ref::steal(Py_BuildValue("{s:O,s:s,s:O}", "target", body.get(), "name", "aiodist-notifier", "daemon", Py_True)) : Ref();
+    const Ref keywords = body ? Ref::steal(Py_BuildValue("{s:O,s:s,s:O}", "target", body.get(), "name",
+                                                         "aiodist-notifier", "daemon", Py_True))
+                              : Ref();
     Ref thread = type && keywords ? Ref::steal(PyObject_Call(type.get(), arguments.get(), keywords.get())) : Ref();
     const Ref started = thread ? Ref::steal(PyObject_CallMethod(thread.get(), "start", nullptr)) : Ref();
     if (!started) {

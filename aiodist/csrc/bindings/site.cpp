@@ -18,7 +18,8 @@ struct Known {
 std::string package_folder;
 // Keyed by code objects that the map keeps alive, so that no other code object can take their address.
 std::unordered_map<PyObject*, Known>& known_codes() {
-    static auto* const map = new std::unordered_map<PyObject*, Known>;  // kept: Python objects must not be released at static destruction
+    static auto* const map =
+        new std::unordered_map<PyObject*, Known>;  // kept: Python objects must not be released at static destruction
     return *map;
 }
 Engine* known_engine = nullptr;
@@ -66,7 +67,8 @@ std::uint32_t call_site() {
                 return found->second;
             }
             const char* const file = PyUnicode_AsUTF8(reinterpret_cast<PyCodeObject*>(code.get())->co_filename);
-            const std::string text = std::string(file != nullptr ? file : "?") + ":" + std::to_string(PyFrame_GetLineNumber(at));
+            const std::string text =
+                std::string(file != nullptr ? file : "?") + ":" + std::to_string(PyFrame_GetLineNumber(at));
             PyErr_Clear();
             return known.sites[instruction] = present->site(text);
         }

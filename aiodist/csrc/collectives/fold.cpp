@@ -1,17 +1,18 @@
 // all_reduce and reduce_scatter of arrays that do not fit a header slot.
 //
-// The vector is cut into one chunk a rank. Every rank stages the chunks that others own, segment by segment, in rings of `depth` slots in
-// its own memory; the owner folds its chunk from all ranks in rank order; in an all_reduce the others copy the folded segments out of the
-// owner's memory. Arrays that lie in shared memory are read in place of the rings. Round t of each of the three stages handles segment t of
-// every chunk:
+// The vector is cut into one chunk a rank. Every rank stages the chunks that others own, segment by segment, in rings
+// of `depth` slots in its own memory; the owner folds its chunk from all ranks in rank order; in an all_reduce the
+// others copy the folded segments out of the owner's memory. Arrays that lie in shared memory are read in place of the
+// rings. Round t of each of the three stages handles segment t of every chunk:
 //
 //   stage t    when every other rank has reduced t − depth     (its slot of my ring is free)
 //   reduce t   when every other rank has staged t, and, where my result goes through a ring, has copied t − depth
 //   copy t     when every other rank has reduced t
 //
-// Two ranks whose inputs both lie in shared memory, or are short, do without owners: each folds the whole vector itself. That moves as many
-// lines between their caches and waits once in place of three times. (Not in place: the peer may still have to read what would be written.
-// And not past the cache, where the second reading of everything costs more than it saves.)
+// Two ranks whose inputs both lie in shared memory, or are short, do without owners: each folds the whole vector
+// itself. That moves as many lines between their caches and waits once in place of three times. (Not in place: the peer
+// may still have to read what would be written. And not past the cache, where the second reading of everything costs
+// more than it saves.)
 //
 // tests/model/large.py explores this exhaustively for small bounds.
 
@@ -30,7 +31,7 @@ constexpr std::uint64_t kWholeNbytes = 128 * 1024;
 constexpr std::size_t kBlockNbytes = 8192;
 
 class FoldOperation final : public Operation {
-   public:
+ public:
     FoldOperation(Communicator& communicator, Request& request)
         : Operation(communicator, request),
           call_(request.call),
@@ -49,7 +50,8 @@ class FoldOperation final : public Operation {
         for (int q = 0; q < size_; ++q) {
             // An output is read by its peers only where all of it lies inside the arena.
             if (party(q).output != nullptr && result_is_read_) {
-                party(q).output = communicator.member(q).process->arena->at(communicator.header(q).head.output_offset, result_nbytes);
+                party(q).output =
+                    communicator.member(q).process->arena->at(communicator.header(q).head.output_offset, result_nbytes);
             }
         }
         if (party(rank_).input != nullptr || size_ == 1) {
@@ -81,7 +83,7 @@ class FoldOperation final : public Operation {
         return ranks;
     }
 
-   private:
+ private:
     template <typename Predicate>
     bool others(Predicate predicate) {
         for (int step = 1; step < size_; ++step) {
@@ -106,7 +108,8 @@ class FoldOperation final : public Operation {
         bool readable = true;
         for (int q = 0; q < size_; ++q) {
             const Header& head = communicator_.header(q).head;
-            const std::uint64_t apart = std::max(head.input_offset, head.output_offset) - std::min(head.input_offset, head.output_offset);
+            const std::uint64_t apart =
+                std::max(head.input_offset, head.output_offset) - std::min(head.input_offset, head.output_offset);
             readable = readable && party(q).input != nullptr && apart >= head.nbytes;
         }
         const bool none_readable = party(0).input == nullptr && party(1).input == nullptr;
@@ -142,7 +145,8 @@ class FoldOperation final : public Operation {
         }
         const std::uint64_t round = reduced_;
         if (whole_ && staged_ <= round) {
-            return false;  // in place, the result would overwrite what the peer still needs; chunk by chunk the two never meet
+            return false;  // in place, the result would overwrite what the peer still needs; chunk by chunk the two
+                           // never meet
         }
         const bool through_ring = result_is_read_ && party(rank_).output == nullptr;
         const bool ready = others([&](int q) {
@@ -155,7 +159,8 @@ class FoldOperation final : public Operation {
         aim(round);
         const std::size_t all = count(own_, round);
         const std::size_t first = round * elements_;
-        std::byte* const result = call_.output + ((scatters_ ? 0 : reduction_.begin(own_)) + first) * reduction_.out_itemsize();
+        std::byte* const result =
+            call_.output + ((scatters_ ? 0 : reduction_.begin(own_)) + first) * reduction_.out_itemsize();
         if (!result_is_read_) {
             fold_.run(result, first, all);
         } else {
@@ -166,8 +171,9 @@ class FoldOperation final : public Operation {
         return true;
     }
 
-    /// Folds into the first-level cache, and from there stores where others read and in the caller's array. A shared array of the caller's
-    /// is written around the cache: unlike the ring it is the same memory at every call (see Communicator::take_slots).
+    /// Folds into the first-level cache, and from there stores where others read and in the caller's array. A shared
+    /// array of the caller's is written around the cache: unlike the ring it is the same memory at every call (see
+    /// Communicator::take_slots).
     void fold_block_wise(std::byte* result, std::byte* slot, std::size_t first, std::size_t all) {
         const std::size_t item = reduction_.out_itemsize();
         const std::size_t block = kBlockNbytes / std::max(reduction_.in_itemsize(), item);
@@ -181,7 +187,8 @@ class FoldOperation final : public Operation {
         }
     }
 
-    /// Points the fold at this round's segments. Staged ones begin at the round's first element, so their base is moved back by it.
+    /// Points the fold at this round's segments. Staged ones begin at the round's first element, so their base is moved
+    /// back by it.
     void aim(std::uint64_t round) {
         const std::size_t skipped = round * elements_ * reduction_.in_itemsize();
         for (int q = 0; q < size_; ++q) {
@@ -208,7 +215,8 @@ class FoldOperation final : public Operation {
         for (int step = 1; step < size_; ++step) {
             const int q = (rank_ + step) % size_;
             const std::size_t offset = (reduction_.begin(q) + round * elements_) * reduction_.out_itemsize();
-            const std::byte* const from = party(q).output != nullptr ? party(q).output + offset : party(q).staging + ring(q, round);
+            const std::byte* const from =
+                party(q).output != nullptr ? party(q).output + offset : party(q).staging + ring(q, round);
             copy_run(call_.output + offset, from, count(q, round) * reduction_.out_itemsize(), streaming_);
         }
         publish(communicator_.mine().copied, ++copied_);
@@ -219,13 +227,13 @@ class FoldOperation final : public Operation {
     const Reduction reduction_;
     FoldInto fold_;
     const bool scatters_;
-    const bool whole_;             // every rank folds the whole vector
-    const int own_;                // the chunk that this rank folds
+    const bool whole_;  // every rank folds the whole vector
+    const int own_;     // the chunk that this rank folds
     const std::uint64_t slots_a_round_;
-    const std::uint64_t depth_;    // rounds that the ring holds
-    const std::size_t elements_;   // of a segment
+    const std::uint64_t depth_;   // rounds that the ring holds
+    const std::size_t elements_;  // of a segment
     const std::uint64_t rounds_;
-    const bool result_is_read_;    // by the other ranks
+    const bool result_is_read_;  // by the other ranks
     const bool streaming_;
     std::vector<std::byte> block_;
     std::uint64_t first_slot_ = 0;

@@ -39,7 +39,8 @@ Operation::Operation(Communicator& communicator, Request& request)
 }
 
 std::uint64_t Operation::rounds_in(const Word& word) const noexcept {
-    // seq_cst: this may be the last look before a sleep, see Process::wake_sleepers. Also acquires the data that the flag stands for.
+    // seq_cst: this may be the last look before a sleep, see Process::wake_sleepers. Also acquires the data that the
+    // flag stands for.
     const std::uint64_t value = word.load(std::memory_order_seq_cst);
     const std::uint64_t seq = value >> kRoundBits;
     if (seq < request_.seq) {
@@ -95,7 +96,8 @@ void receive_into(Request& request, const HeaderCopy& from) {
     Received& received = request.received;
     const Header& head = from.head;
     constexpr std::size_t kAlign = 64;
-    received.data.reset(static_cast<std::byte*>(std::aligned_alloc(kAlign, round_up(std::max<std::uint64_t>(head.nbytes, 1), kAlign))));
+    received.data.reset(
+        static_cast<std::byte*>(std::aligned_alloc(kAlign, round_up(std::max<std::uint64_t>(head.nbytes, 1), kAlign))));
     if (!received.data) {
         throw std::bad_alloc();
     }

@@ -11,7 +11,7 @@ namespace aiodist {
 
 /// A large call whose headers agree: data moves in segments, a bounded piece a step.
 class Operation {
-   public:
+ public:
     virtual ~Operation() = default;
     /// Does at most one piece of work; false if nothing could be done.
     virtual bool step() = 0;
@@ -22,7 +22,7 @@ class Operation {
     /// False where a member's header pointed outside its memory.
     bool sound() const noexcept { return sound_; }
 
-   protected:
+ protected:
     /// What a member brings, out of its header. Null pointers: nothing there to read directly.
     struct Party {
         std::uint64_t nbytes = 0;
@@ -52,7 +52,7 @@ class Operation {
     const int size_;
     const std::size_t segment_;
 
-   private:
+ private:
     std::uint64_t rounds_in(const Word& word) const noexcept;
 
     std::vector<Party> parties_;
@@ -67,7 +67,8 @@ std::unique_ptr<Operation> make_pull(Communicator& communicator, Request& reques
 /// The small form, whole: every payload lies in its member's header slot.
 void complete_small(Communicator& communicator, Request& request);
 
-/// Makes room for a result whose extent `root`'s header told, and points the call's output there. Where the output exists this does nothing.
+/// Makes room for a result whose extent `root`'s header told, and points the call's output there. Where the output
+/// exists this does nothing.
 void receive_into(Request& request, const HeaderCopy& from);
 
 }  // namespace aiodist

@@ -1,7 +1,7 @@
 // broadcast and all_gather of arrays that do not fit a header slot.
 //
-// Every source stages its array, segment by segment, in one ring in its own memory (or has it in shared memory already); every rank copies
-// from each source. Round t handles segment t of every source:
+// Every source stages its array, segment by segment, in one ring in its own memory (or has it in shared memory
+// already); every rank copies from each source. Round t handles segment t of every source:
 //
 //   stage t   when every reader has copied t − slots
 //   copy t    when every source that has a segment t has staged it
@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kStreamingNbytes = std::size_t{4} << 20;
 
 class PullOperation final : public Operation {
-   public:
+ public:
     PullOperation(Communicator& communicator, Request& request)
         : Operation(communicator, request), call_(request.call), slots_(communicator.staging_slots()) {
         if (call_.collective == Collective::broadcast) {
@@ -56,7 +56,7 @@ class PullOperation final : public Operation {
         return ranks;
     }
 
-   private:
+ private:
     template <typename Predicate>
     bool others(Predicate predicate) {
         for (int step = 1; step < size_; ++step) {
@@ -69,7 +69,9 @@ class PullOperation final : public Operation {
 
     bool is_source(int q) const noexcept { return call_.collective == Collective::all_gather || q == call_.root; }
 
-    std::uint64_t rounds(int q) const noexcept { return is_source(q) ? (party(q).nbytes + segment_ - 1) / segment_ : 0; }
+    std::uint64_t rounds(int q) const noexcept {
+        return is_source(q) ? (party(q).nbytes + segment_ - 1) / segment_ : 0;
+    }
 
     std::size_t nbytes(int q, std::uint64_t round) const noexcept {
         const std::size_t first = round * segment_;
@@ -104,9 +106,8 @@ class PullOperation final : public Operation {
             return false;
         }
         const std::uint64_t round = copied_;
-        const bool ready = others([&](int q) {
-            return nbytes(q, round) == 0 || party(q).input != nullptr || staged(q, round + 1);
-        });
+        const bool ready =
+            others([&](int q) { return nbytes(q, round) == 0 || party(q).input != nullptr || staged(q, round + 1); });
         if (!ready) {
             return false;
         }

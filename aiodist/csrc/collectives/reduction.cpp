@@ -53,9 +53,8 @@ FoldInto::FoldInto(const Reduction& reduction, int size)
 void FoldInto::run(std::byte* out, std::size_t first, std::size_t count) {
     const FloatEnvironment environment;
     const std::size_t item = reduction_.in_itemsize();
-    const bool straight = std::all_of(sources_.begin(), sources_.end(), [&](const auto& rows) {
-        return rows.contiguous((first + count) * item);
-    });
+    const bool straight = std::all_of(sources_.begin(), sources_.end(),
+                                      [&](const auto& rows) { return rows.contiguous((first + count) * item); });
     const std::size_t block = straight ? count : kScratchNbytes / item;
     if (!straight) {
         scratch_.resize(sources_.size() * kScratchNbytes);
@@ -73,7 +72,8 @@ void FoldInto::run(std::byte* out, std::size_t first, std::size_t count) {
                 pointers_[q] = packed;
             }
         }
-        reduction_.kernel()(out + done * reduction_.out_itemsize(), pointers_.data(), pointers_.size(), some, reduction_.divisor());
+        reduction_.kernel()(out + done * reduction_.out_itemsize(), pointers_.data(), pointers_.size(), some,
+                            reduction_.divisor());
     }
 }
 

@@ -14,7 +14,7 @@ inline constexpr int kWholeVector = -1;
 
 /// How one reduction's elements are divided among the ranks. A chunk is the share that one rank reduces.
 class Reduction {
-   public:
+ public:
     Reduction(const Call& call, int size);
 
     std::size_t in_itemsize() const noexcept { return in_itemsize_; }
@@ -30,7 +30,7 @@ class Reduction {
     /// Where chunk q lies in a whole input at `base`.
     Rows<const std::byte> input_of(const std::byte* base, int q) const noexcept;
 
-   private:
+ private:
     std::size_t size_;
     std::size_t in_itemsize_;
     std::size_t out_itemsize_;
@@ -40,16 +40,17 @@ class Reduction {
     Fold kernel_;
 };
 
-/// Folds pieces of one chunk from all ranks in rank order, block by block so that strided sources can be packed in the cache.
+/// Folds pieces of one chunk from all ranks in rank order, block by block so that strided sources can be packed in the
+/// cache.
 class FoldInto {
-   public:
+ public:
     FoldInto(const Reduction& reduction, int size);
     /// Where rank q's contribution lies; element 0 of the rows is element 0 of what run() counts.
     void source(int q, Rows<const std::byte> rows) noexcept { sources_[static_cast<std::size_t>(q)] = rows; }
     /// out[i] = fold over q of source q [first + i], for i < count.
     void run(std::byte* out, std::size_t first, std::size_t count);
 
-   private:
+ private:
     const Reduction& reduction_;
     std::vector<Rows<const std::byte>> sources_;
     std::vector<const void*> pointers_;

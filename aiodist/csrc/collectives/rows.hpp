@@ -39,11 +39,14 @@ inline void copy_run(std::byte* to, const std::byte* from, std::size_t nbytes, b
 
 /// Copies bytes [offset, offset + nbytes) of the block into a contiguous place that is read again soon.
 inline void pack(std::byte* to, const Rows<const std::byte>& from, std::size_t offset, std::size_t nbytes) {
-    from.runs(offset, nbytes, [to](const std::byte* at, std::size_t done, std::size_t count) { copy_cached(to + done, at, count); });
+    from.runs(offset, nbytes,
+              [to](const std::byte* at, std::size_t done, std::size_t count) { copy_cached(to + done, at, count); });
 }
 
-/// Copies a contiguous piece over bytes [offset, offset + nbytes) of the block; `streaming` where that is past the cache.
-inline void unpack(const Rows<std::byte>& to, std::size_t offset, const std::byte* from, std::size_t nbytes, bool streaming) {
+/// Copies a contiguous piece over bytes [offset, offset + nbytes) of the block; `streaming` where that is past the
+/// cache.
+inline void unpack(const Rows<std::byte>& to, std::size_t offset, const std::byte* from, std::size_t nbytes,
+                   bool streaming) {
     to.runs(offset, nbytes, [from, streaming](std::byte* at, std::size_t done, std::size_t count) {
         copy_run(at, from + done, count, streaming);
     });

@@ -1,6 +1,6 @@
-#include "copy.hpp"
-
 #include <cstring>
+
+#include "copy.hpp"
 
 namespace aiodist {
 

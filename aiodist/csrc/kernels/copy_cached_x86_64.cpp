@@ -13,9 +13,10 @@ constexpr std::size_t kStride = 4 * kVector;
 // Up to here the C library's copy, which is branch-free code of a few loads and stores.
 constexpr std::size_t kSmall = 512;
 
-// Beyond, the C library chooses `rep movsb`, which on AMD's Zen cores is several times slower into a destination that is
-// not aligned to a line, and into lines that another core has just read: exactly what rings in shared memory are.
-__attribute__((target("avx2"))) void copy_avx2(unsigned char* to, const unsigned char* from, std::size_t nbytes) noexcept {
+// Beyond, the C library chooses `rep movsb`, which on AMD's Zen cores is several times slower into a destination that
+// is not aligned to a line, and into lines that another core has just read: exactly what rings in shared memory are.
+__attribute__((target("avx2"))) void copy_avx2(unsigned char* to, const unsigned char* from,
+                                               std::size_t nbytes) noexcept {
     const std::size_t head = kVector - reinterpret_cast<std::uintptr_t>(to) % kVector;
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
     std::size_t at = head;  // stores are aligned from here
@@ -32,10 +33,12 @@ __attribute__((target("avx2"))) void copy_avx2(unsigned char* to, const unsigned
         _mm256_store_si256(target + 3, d);
     }
     for (; at + kVector <= nbytes; at += kVector) {
-        _mm256_store_si256(reinterpret_cast<__m256i*>(to + at), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + at)));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to + at),
+                           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + at)));
     }
     const std::size_t last = nbytes - kVector;  // overlaps what is written; nbytes > kSmall
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + last), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + last)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + last),
+                        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + last)));
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ struct WideHalfRule {
         AIODIST_KERNEL_NAMESPACE::store(array, index, HalfVector{_mm256_cvtps_ph(clean, _MM_FROUND_TO_NEAREST_INT)});
     }
 
-   private:
+ private:
     struct HalfVector {  // not the bare vector: a template argument would lose its attributes
         __m128i halves;
     };

@@ -10,13 +10,13 @@ namespace aiodist {
 // (torch.set_flush_denormal, fesetround, feenableexcept); the destructor gives the user's choice back. Not writing
 // the register where nothing differs keeps it cheap enough for every call. Stays on the thread that made it.
 class FloatEnvironment {
-   public:
+ public:
     FloatEnvironment() noexcept;
     ~FloatEnvironment();
     FloatEnvironment(const FloatEnvironment&) = delete;
     FloatEnvironment& operator=(const FloatEnvironment&) = delete;
 
-   private:
+ private:
     std::uint64_t saved_;
     bool changed_;
 };

@@ -28,12 +28,13 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 std::mutex mappings_mutex;
 using FileKey = std::pair<std::uint64_t, std::uint64_t>;  // device, inode
 std::map<FileKey, std::weak_ptr<Mapping>>& mappings() {
-    static auto* const map = new std::map<FileKey, std::weak_ptr<Mapping>>;  // never destroyed: arenas may outlive static destruction
+    static auto* const map =
+        new std::map<FileKey, std::weak_ptr<Mapping>>;  // never destroyed: arenas may outlive static destruction
     return *map;
 }
 
 FileKey key_of(int fd, std::size_t& nbytes) {
-    struct stat info {};
+    struct stat info{};
     if (::fstat(fd, &info) != 0) {
         throw_errno("fstat of a memory descriptor");
     }
@@ -43,13 +44,15 @@ FileKey key_of(int fd, std::size_t& nbytes) {
 
 /// Maps at a multiple of the huge page size, without which none could be used.
 void* map_aligned(int fd, std::size_t nbytes, int protection) {
-    void* const wide = ::mmap(nullptr, nbytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const wide =
+        ::mmap(nullptr, nbytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (wide == MAP_FAILED) {
         throw_errno("finding room for " + std::to_string(nbytes) + " bytes of shared memory");
     }
     const auto from = reinterpret_cast<std::uintptr_t>(wide);
     const std::uintptr_t aligned = round_up(from, kHugePage);
-    void* const at = ::mmap(reinterpret_cast<void*>(aligned), nbytes, protection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0);
+    void* const at =
+        ::mmap(reinterpret_cast<void*>(aligned), nbytes, protection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0);
     if (at == MAP_FAILED) {
         const int error = errno;
         ::munmap(wide, nbytes + kHugePage);
@@ -135,7 +138,8 @@ void Arena::populate(std::uint64_t offset, std::size_t nbytes) {
     for (std::size_t done = 0; done < nbytes;) {
         const std::size_t step = std::min(kPopulateStep, nbytes - done);
         const std::uint64_t have = available_memory();
-        // Keep a step's worth of room, so that the ranks which populate at the same time do not all take the last bytes.
+        // Keep a step's worth of room, so that the ranks which populate at the same time do not all take the last
+        // bytes.
         if (have < nbytes - done + kPopulateStep) {
             throw NoMemory(nbytes, have);
         }
@@ -160,7 +164,9 @@ std::uint64_t Arena::allocate(std::size_t wanted) {
     std::uint64_t offset = 0;
     {
         const std::lock_guard lock(mutex_);
-        const auto fits = [&](const auto& item) { return round_up(item.first, unit) + nbytes <= item.first + item.second; };
+        const auto fits = [&](const auto& item) {
+            return round_up(item.first, unit) + nbytes <= item.first + item.second;
+        };
         const auto block = std::find_if(free_.begin(), free_.end(), fits);
         if (block == free_.end()) {
             throw NoMemory(nbytes, 0);
@@ -235,7 +241,8 @@ PeerArena::PeerArena(int fd) {
     }
     mapping_ = map_once(fd, PROT_READ);
     if (header().magic != kArenaMagic || header().layout_version != kLayoutVersion) {
-        throw std::runtime_error("a peer's shared memory has another layout: all ranks must run one version of aiodist");
+        throw std::runtime_error(
+            "a peer's shared memory has another layout: all ranks must run one version of aiodist");
     }
 }
 

@@ -22,10 +22,10 @@ struct Mapping {
     ~Mapping();
 };
 
-/// The memory of one process that its peers may read. Sparse: pages cost memory only once allocated, so it is as large as the machine's
-/// memory and never has to grow (a grown one would have to be mapped again by every peer).
+/// The memory of one process that its peers may read. Sparse: pages cost memory only once allocated, so it is as large
+/// as the machine's memory and never has to grow (a grown one would have to be mapped again by every peer).
 class Arena {
-   public:
+ public:
     static std::shared_ptr<Arena> create();
     ~Arena();
 
@@ -41,7 +41,7 @@ class Arena {
     int share_fd() const noexcept { return read_only_.get(); }
     std::size_t nbytes() const noexcept { return mapping_->nbytes; }
 
-   private:
+ private:
     Arena(Fd fd, Fd read_only, std::shared_ptr<Mapping> mapping);
     void populate(std::uint64_t offset, std::size_t nbytes);
 
@@ -55,7 +55,7 @@ class Arena {
 
 /// A peer's arena, read-only. What lies in it is untrusted: offsets are checked here, values by who reads them.
 class PeerArena {
-   public:
+ public:
     /// Maps `fd` (which may be closed afterwards). Throws std::runtime_error where it is no arena of our layout.
     explicit PeerArena(int fd);
 
@@ -63,7 +63,7 @@ class PeerArena {
     /// Address of [offset, offset + nbytes), or nullptr where that is not inside.
     const std::byte* at(std::uint64_t offset, std::uint64_t nbytes) const noexcept;
 
-   private:
+ private:
     std::shared_ptr<Mapping> mapping_;
 };
 

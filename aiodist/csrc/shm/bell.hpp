@@ -9,19 +9,24 @@ namespace aiodist {
 
 using Clock = std::chrono::steady_clock;
 using TimePoint = Clock::time_point;
+/// Nanoseconds of the steady clock, for atomics.
+inline std::int64_t ns(TimePoint at) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(at.time_since_epoch()).count();
+}
 /// Longest sleep before flags, deaths and deadlines are looked at again.
 inline constexpr std::chrono::milliseconds kSlice{250};
 
-/// An eventfd: rings are kept until drained, so one that comes between a sleeper's last look and its sleep still wakes it.
+/// An eventfd: rings are kept until drained, so one that comes between a sleeper's last look and its sleep still wakes
+/// it.
 class Bell {
-   public:
+ public:
     Bell();
     explicit Bell(Fd fd) noexcept : fd_(std::move(fd)) {}
     int fd() const noexcept { return fd_.get(); }
     void ring() const noexcept;
     void drain() const noexcept;
 
-   private:
+ private:
     Fd fd_;
 };
 
@@ -31,16 +36,17 @@ bool sleep_on(int first, int second, int third, Clock::duration at_most) noexcep
 /// Tells the processor that this is a waiting loop.
 void pause() noexcept;
 
-/// Waiting between looks at a flag: a few pauses, then yields; afterwards it is time to sleep. The pauses only pay when whoever is waited
-/// for runs on another core at the same time; the yields are what lets more ranks than cores make progress.
+/// Waiting between looks at a flag: a few pauses, then yields; afterwards it is time to sleep. The pauses only pay when
+/// whoever is waited for runs on another core at the same time; the yields are what lets more ranks than cores make
+/// progress.
 class Backoff {
-   public:
+ public:
     explicit Backoff(unsigned pauses) noexcept : pauses_(pauses) {}
     /// False once the budget is spent.
     bool wait() noexcept;
     void reset() noexcept { turn_ = 0; }
 
-   private:
+ private:
     static constexpr unsigned kYields = 40;
     unsigned pauses_;
     unsigned turn_ = 0;

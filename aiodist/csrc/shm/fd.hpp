@@ -11,7 +11,7 @@ namespace aiodist {
 
 /// A file descriptor that is closed when its owner goes.
 class Fd {
-   public:
+ public:
     Fd() = default;
     explicit Fd(int fd) noexcept : fd_(fd) {}
     Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
@@ -28,7 +28,7 @@ class Fd {
     int get() const noexcept { return fd_; }
     explicit operator bool() const noexcept { return fd_ >= 0; }
 
-   private:
+ private:
     void reset(int fd) noexcept {
         if (fd_ >= 0) {
             ::close(fd_);

@@ -6,18 +6,19 @@
 
 namespace aiodist {
 
-// Byte layout of the memory that processes share. A process owns one arena, which it alone writes; its peers map it read-only. Any change
-// here is a change of kLayoutVersion, which peers compare before they attach.
+// Byte layout of the memory that processes share. A process owns one arena, which it alone writes; its peers map it
+// read-only. Any change here is a change of kLayoutVersion, which peers compare before they attach.
 
 inline constexpr std::uint64_t kArenaMagic = 0x61696f6469737431;    // "aiodist1"
 inline constexpr std::uint64_t kChannelMagic = 0x6368616e6e656c31;  // "channel1"
 inline constexpr std::uint32_t kLayoutVersion = 4;
 inline constexpr std::size_t kPage = 4096;
-// Flags of different writers, or read at different times, lie two cache lines apart: the adjacent-line prefetcher pairs lines.
+// Flags of different writers, or read at different times, lie two cache lines apart: the adjacent-line prefetcher pairs
+// lines.
 inline constexpr std::size_t kLine = 128;
 inline constexpr std::uint64_t kNoOffset = ~std::uint64_t{0};
 inline constexpr std::uint64_t kNever = ~std::uint64_t{0};
-inline constexpr std::size_t kMaxDims = 64;   // numpy's own limit
+inline constexpr std::size_t kMaxDims = 64;       // numpy's own limit
 inline constexpr std::size_t kMetaNbytes = 1536;  // header, shape and text of a slot, before its payload
 inline constexpr std::size_t kReasonNbytes = 1024;
 inline constexpr std::size_t kMaxNamedRanks = 4096;
@@ -44,9 +45,11 @@ struct ArenaHeader {
     std::uint64_t nbytes;
     /// Number of this process's threads and loops that sleep or are about to. Pairs with every flag: see Engine::ring.
     alignas(kLine) Word sleepers;
-    /// The core that this process last posted from or waited on: a hint for peers that decide whether waiting awake makes sense.
+    /// The core that this process last posted from or waited on: a hint for peers that decide whether waiting awake
+    /// makes sense.
     alignas(kLine) std::atomic<std::int32_t> core;
-    /// A robust futex held by the engine thread: the kernel sets FUTEX_OWNER_DIED in it when the process dies, before memory is torn down.
+    /// A robust futex held by the engine thread: the kernel sets FUTEX_OWNER_DIED in it when the process dies, before
+    /// memory is torn down.
     alignas(kLine) std::uint64_t robust_next;
     std::atomic<std::uint32_t> life;
     /// Append-only; site_count is stored after the text it counts.
@@ -54,7 +57,8 @@ struct ArenaHeader {
     alignas(kLine) Site sites[kSiteCount];
 };
 
-/// First bytes of what one member writes for one channel; its header slots follow. All words only ever grow, but for `abort_from`.
+/// First bytes of what one member writes for one channel; its header slots follow. All words only ever grow, but for
+/// `abort_from`.
 struct ChannelBlock {
     std::uint64_t magic;
     /// Tells this channel from one that later lies in the same place.
@@ -74,12 +78,13 @@ struct ChannelBlock {
     /// 1 once the member closed the channel.
     alignas(kLine) Word left;
     /// Why, for the peers: written before abort_from.
-    std::uint32_t abort_kind;                       // FailureKind
+    std::uint32_t abort_kind;                        // FailureKind
     std::uint64_t abort_ranks[kMaxNamedRanks / 64];  // a bit a rank that the failure is about
     char reason[kReasonNbytes];
 };
 
-/// What a call is, in one slot: this, then ndim shape words, then `extra_nbytes` of text, then (at payload_at) a small payload.
+/// What a call is, in one slot: this, then ndim shape words, then `extra_nbytes` of text, then (at payload_at) a small
+/// payload.
 struct Header {
     std::uint64_t seq;
     std::uint8_t kind;  // HeaderKind
@@ -104,8 +109,8 @@ enum class HeaderKind : std::uint8_t { call = 1, refused = 2 };
 /// The shape, dtype and nbytes say nothing: a receiver that takes what comes.
 inline constexpr std::uint16_t kWildcard = 1;
 
-/// How a group's rings and stages are cut: resolved by its lowest rank and handed to all with the group's creation, since the protocol
-/// may depend on nothing that ranks could see differently.
+/// How a group's rings and stages are cut: resolved by its lowest rank and handed to all with the group's creation,
+/// since the protocol may depend on nothing that ranks could see differently.
 struct Tuning {
     std::uint32_t slots;           // header slots a member and channel
     std::uint32_t slot_nbytes;     // payload of a slot: the largest small call
@@ -113,8 +118,8 @@ struct Tuning {
     std::uint32_t depth;           // segments of a chunk staged at once
 };
 
-/// Where a small payload lies in its slot, after `meta_nbytes` of header, shape and text: close by if it is tiny, so that one fetch brings
-/// both; else at a cache line, for the copy.
+/// Where a small payload lies in its slot, after `meta_nbytes` of header, shape and text: close by if it is tiny, so
+/// that one fetch brings both; else at a cache line, for the copy.
 constexpr std::size_t payload_at(std::size_t meta_nbytes, std::uint64_t payload_nbytes) {
     return round_up(meta_nbytes, payload_nbytes <= 64 ? 16 : 64);
 }

@@ -66,7 +66,8 @@ std::uint64_t cgroup_available() {
         if (controllers.empty()) {
             left = std::min(left, left_under("/sys/fs/cgroup", path, "memory.max", "memory.current"));
         } else if (controllers.find("memory") != std::string::npos) {
-            left = std::min(left, left_under("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes"));
+            left = std::min(
+                left, left_under("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes"));
         }
     }
     return left;
@@ -75,8 +76,8 @@ std::uint64_t cgroup_available() {
 }  // namespace
 
 NoMemory::NoMemory(std::uint64_t need_nbytes, std::uint64_t have_nbytes)
-    : std::runtime_error("shared memory needs " + std::to_string(need_nbytes) + " bytes and " + std::to_string(have_nbytes) +
-                         " are available"),
+    : std::runtime_error("shared memory needs " + std::to_string(need_nbytes) + " bytes and " +
+                         std::to_string(have_nbytes) + " are available"),
       need(need_nbytes),
       have(have_nbytes) {}
 

@@ -8,7 +8,7 @@ namespace aiodist {
 
 /// Too little memory for what shared memory must hold; found before the kernel would have to kill someone.
 class NoMemory : public std::runtime_error {
-   public:
+ public:
     NoMemory(std::uint64_t need, std::uint64_t have);
     std::uint64_t need;
     std::uint64_t have;

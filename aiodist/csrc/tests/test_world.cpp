@@ -12,7 +12,9 @@ namespace {
 constexpr std::chrono::seconds kTimeout{30};
 const Tuning kTuning{8, 1024, 4096, 3};
 
-std::int64_t value(int rank, std::size_t i, int round) { return static_cast<std::int64_t>(i) * 7 + rank * 1'000'003 + round * 31; }
+std::int64_t value(int rank, std::size_t i, int round) {
+    return static_cast<std::int64_t>(i) * 7 + rank * 1'000'003 + round * 31;
+}
 
 std::vector<std::int64_t> filled(int rank, std::size_t count, int round) {
     std::vector<std::int64_t> data(count);
@@ -26,7 +28,8 @@ void all_reduce(Rank& rank, int size, std::size_t count, int round) {
     const int r = rank.communicator->rank();
     const auto input = filled(r, count, round);
     std::vector<std::int64_t> output(count);
-    const RequestRef request = rank.communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
+    const RequestRef request =
+        rank.communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
     succeed(rank, *request.get());
     for (std::size_t i = 0; i < count; ++i) {
         std::int64_t sum = 0;
@@ -40,10 +43,12 @@ void all_reduce(Rank& rank, int size, std::size_t count, int round) {
 void all_gather(Rank& rank, int size, std::size_t count, int round) {
     const auto input = filled(rank.communicator->rank(), count, round);
     std::vector<std::int64_t> output(count * static_cast<std::size_t>(size));
-    const RequestRef request = rank.communicator->start(call_of(Collective::all_gather, DType::int64, input, output), kTimeout);
+    const RequestRef request =
+        rank.communicator->start(call_of(Collective::all_gather, DType::int64, input, output), kTimeout);
     succeed(rank, *request.get());
     for (std::size_t i = 0; i < output.size(); ++i) {
-        expect(output[i] == value(static_cast<int>(i / count), i % count, round), "all_gather of " + std::to_string(count));
+        expect(output[i] == value(static_cast<int>(i / count), i % count, round),
+               "all_gather of " + std::to_string(count));
     }
 }
 
@@ -51,7 +56,8 @@ void reduce_scatter(Rank& rank, int size, std::size_t count, int round) {
     const int r = rank.communicator->rank();
     const auto input = filled(r, count * static_cast<std::size_t>(size), round);
     std::vector<std::int64_t> output(count);
-    const RequestRef request = rank.communicator->start(call_of(Collective::reduce_scatter, DType::int64, input, output, Op::sum), kTimeout);
+    const RequestRef request =
+        rank.communicator->start(call_of(Collective::reduce_scatter, DType::int64, input, output, Op::sum), kTimeout);
     succeed(rank, *request.get());
     for (std::size_t i = 0; i < count; ++i) {
         std::int64_t sum = 0;
@@ -77,7 +83,8 @@ void broadcast(Rank& rank, int root, std::size_t count, int round) {
     }
     const RequestRef request = rank.communicator->start(std::move(call), kTimeout);
     succeed(rank, *request.get());
-    const auto* const got = r == root ? copy.data() : reinterpret_cast<const std::int64_t*>(request->received.data.get());
+    const auto* const got =
+        r == root ? copy.data() : reinterpret_cast<const std::int64_t*>(request->received.data.get());
     for (std::size_t i = 0; i < count; ++i) {
         expect(got[i] == value(root, i, round), "broadcast of " + std::to_string(count));
     }
@@ -105,7 +112,8 @@ void in_place(int size) {
         std::mt19937 random(static_cast<unsigned>(r));
         for (int round = 0; round < 200; ++round) {
             auto data = filled(r, 1000, round);
-            const RequestRef request = rank.communicator->start(call_of(Collective::all_reduce, DType::int64, data, data, Op::sum), kTimeout);
+            const RequestRef request =
+                rank.communicator->start(call_of(Collective::all_reduce, DType::int64, data, data, Op::sum), kTimeout);
             if (random() % 3 == 0) {
                 std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
             }
@@ -166,7 +174,8 @@ void many_in_flight(int size) {
             const std::size_t count = i % 5 == 0 ? 3000 + i : i + 1;  // large ones among small ones
             inputs[i] = filled(r, count, static_cast<int>(i));
             outputs[i].resize(count);
-            requests.push_back(rank.communicator->start(call_of(Collective::all_reduce, DType::int64, inputs[i], outputs[i], Op::max), kTimeout));
+            requests.push_back(rank.communicator->start(
+                call_of(Collective::all_reduce, DType::int64, inputs[i], outputs[i], Op::max), kTimeout));
             if (i % 5 == 0) {
                 rank.communicator->hand_over(*requests.back().get());
             }
@@ -189,11 +198,13 @@ void disagreement() {
     run(ranks, [](Rank& rank, int r) {
         const std::vector<std::int64_t> input(static_cast<std::size_t>(r == 1 ? 4 : 5));
         std::vector<std::int64_t> output(5);
-        const RequestRef request = rank.communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
+        const RequestRef request =
+            rank.communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
         await(rank, *request.get());
         expect(request->failure() && request->failure()->kind == FailureKind::mismatch, "a mismatch is found");
         expect(request->failure()->ranks == std::vector<int>{1}, "the odd one out is named");
-        const RequestRef later = rank.communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
+        const RequestRef later =
+            rank.communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
         expect(later->done() && later->failure() != nullptr, "a broken group fails at once");
     });
     close(ranks);
@@ -223,8 +234,8 @@ void absence() {
         }
         const std::vector<std::int64_t> input(5, 1);
         std::vector<std::int64_t> output(5);
-        const RequestRef request =
-            rank.communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), std::chrono::milliseconds(300));
+        const RequestRef request = rank.communicator->start(
+            call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), std::chrono::milliseconds(300));
         await(rank, *request.get());
         const auto kind = request->failure()->kind;
         expect(kind == FailureKind::timeout || kind == FailureKind::communication, "an absent rank is a timeout");
@@ -232,7 +243,8 @@ void absence() {
     // The absent one comes late: it must not succeed on what was posted before the others gave up.
     const std::vector<std::int64_t> input(5, 1);
     std::vector<std::int64_t> output(5);
-    const RequestRef late = ranks[2].communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
+    const RequestRef late =
+        ranks[2].communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
     await(ranks[2], *late.get());
     expect(late->failure() != nullptr, "no stale success");
     close(ranks);
@@ -243,7 +255,8 @@ void departure() {
     ranks[1].communicator->close();
     const std::vector<std::int64_t> input(5, 1);
     std::vector<std::int64_t> output(5);
-    const RequestRef request = ranks[0].communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
+    const RequestRef request =
+        ranks[0].communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
     await(ranks[0], *request.get());
     expect(request->failure() && request->failure()->kind == FailureKind::peer_lost, "who left is lost");
     close(ranks);
@@ -257,7 +270,8 @@ void abortion() {
     });
     const std::vector<std::int64_t> input(5000, 1);
     std::vector<std::int64_t> output(5000);
-    const RequestRef request = ranks[0].communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
+    const RequestRef request =
+        ranks[0].communicator->start(call_of(Collective::all_reduce, DType::int64, input, output, Op::sum), kTimeout);
     await(ranks[0], *request.get());
     expect(request->failure() && request->failure()->text.find("enough") != std::string::npos, "the reason arrives");
     killer.join();

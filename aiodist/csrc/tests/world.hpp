@@ -31,7 +31,8 @@ struct Rank {
     std::shared_ptr<Communicator> communicator;
 };
 
-/// Forms a world of `size` ranks, attached to each other as processes would be. `shared`: one engine for all, as in local_world().
+/// Forms a world of `size` ranks, attached to each other as processes would be. `shared`: one engine for all, as in
+/// local_world().
 inline std::vector<Rank> make_world(int size, Tuning tuning, bool shared = false) {
     std::vector<Rank> ranks(static_cast<std::size_t>(size));
     std::vector<std::uint64_t> offsets;
@@ -84,7 +85,8 @@ inline void close(std::vector<Rank>& ranks) {
 }
 
 template <typename T>
-Call call_of(Collective collective, DType dtype, const std::vector<T>& input, std::vector<T>& output, Op op = Op::none) {
+Call call_of(Collective collective, DType dtype, const std::vector<T>& input, std::vector<T>& output,
+             Op op = Op::none) {
     Call call;
     call.collective = collective;
     call.op = op;
@@ -105,7 +107,8 @@ inline void await(Rank& rank, Request& request) {
 
 inline void succeed(Rank& rank, Request& request) {
     await(rank, request);
-    expect(request.state() == Request::State::done, request.failure() ? request.failure()->text : "a request succeeded");
+    expect(request.state() == Request::State::done,
+           request.failure() ? request.failure()->text : "a request succeeded");
 }
 
 }  // namespace aiodist::testing
