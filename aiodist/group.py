@@ -192,8 +192,9 @@ class Group(_core.GroupCore):
                     await self._drained()
         finally:  # also where the waiting is cancelled: a group is never left half closed
             self._close()
-            if self._on_close is not None:
-                await self._on_close(self._reason)
+            on_close, self._on_close = self._on_close, None
+            if on_close is not None:
+                await on_close(self._reason)
 
     async def __aenter__(self) -> Group:
         return self

@@ -8,12 +8,13 @@ import hashlib
 import itertools
 import os
 import socket
+import threading
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from aiodist import _core, registry
 from aiodist.backends import attach
@@ -26,6 +27,9 @@ if TYPE_CHECKING:  # loaded when a world has peers: a world of one needs no HTTP
     from aiodist.rendezvous.client import Membership, Notice, RendezvousClient
 
 __all__ = ["LocalWorld", "Opening", "init", "local_world"]
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 _DEFAULT_JOB: Final = "default"
 _LOCAL_DRAIN_SECONDS: Final = 1.0
@@ -289,11 +293,13 @@ class _Forming:
             key = (place.rendezvous, place.job)
             membership = await client.join(world_size=place.world_size, rank=place.rank, info=info, after=_generations.get(key, 0))
             _generations[key] = membership.generation
-            attachment, offset = await asyncio.get_running_loop().run_in_executor(None, self._attach, membership)
+            attachment, offset = await _on_a_thread(self._attach, membership)
         except BaseException as error:
             await self._leave(f"{type(error).__name__}: {error}")
             raise
         finally:
+            with contextlib.suppress(OSError):
+                self._server.shutdown(socket.SHUT_RDWR)  # ends an accept() that nobody waits for any more
             self._server.close()
         return membership, attachment, offset
 
@@ -332,6 +338,32 @@ class _Forming:
             with contextlib.suppress(RendezvousError):
                 await self._client.leave(reason)
             await self._client.aclose()
+
+
+async def _on_a_thread(function: Callable[[A], R], argument: A) -> R:
+    """Run a blocking function on a daemon thread: unlike an executor's, it keeps nobody from leaving when the wait for it is given up."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[R] = loop.create_future()
+
+    def settle(result: R | None, error: BaseException | None) -> None:
+        if outcome.cancelled():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(cast(R, result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function(argument)
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="aiodist-attach", daemon=True).start()
+    return await outcome
 
 
 def _check_one_host(membership: Membership) -> None:

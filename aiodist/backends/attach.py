@@ -30,6 +30,8 @@ _FDS_A_RANK: Final = 3
 # The kernel passes at most 253 descriptors in a message (SCM_MAX_FD).
 _RANKS_A_BATCH: Final = 80
 _LARGEST_MESSAGE: Final = 64 * 1024
+# What one that connects may take to say who it is; the ranks behind it wait meanwhile.
+_HELLO_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +157,14 @@ def attach_to_hub(name: str, secret: Secret, rank: int, size: int, offset: int, 
 def _welcome(connection: socket.socket, secret: Secret, deadline: float) -> tuple[int, dict[str, int], list[int]] | None:
     """Check one that connected: credentials first, then the proofs both ways. None if it is not one of us."""
     fds: list[int] = []
+    soon = min(deadline, time.monotonic() + _HELLO_SECONDS)
     try:
         if not _same_user(connection):
             return None
-        connection.settimeout(min(5.0, _left(deadline)))
-        theirs = _receive(connection, deadline)["nonce"]
+        theirs = _receive(connection, soon)["nonce"]
         mine = secrets.token_hex(16)
         _send(connection, {"nonce": mine, "proof": secret.proof("hub", theirs, mine), "build": _core.build_hash()})
+        connection.settimeout(_left(soon))
         data, fds, _, _ = socket.recv_fds(connection, _LARGEST_MESSAGE, _FDS_A_RANK)
         hello = json.loads(data)
         rank, pid, offset = int(hello["rank"]), int(hello["pid"]), int(hello["offset"])

@@ -91,8 +91,12 @@ def _dtype_of(code: int, text: str) -> np.dtype:
     return dtype
 
 
-def _make_array(data: np.ndarray, code: int, text: str, shape: tuple[int, ...]) -> np.ndarray:
-    dtype = _dtype_of(code, text)
+def _make_array(data: np.ndarray, code: int, text: bytes, shape: tuple[int, ...]) -> np.ndarray:
+    """Give received bytes their dtype and shape. What describes them was written by a peer."""
+    try:
+        dtype = _dtype_of(code, text.decode())
+    except (ValueError, TypeError, KeyError, AttributeError, SyntaxError) as error:
+        raise errors.TransportError(f"the root describes a dtype that can not be made here: {text[:100]!r} ({error})") from error
     return data.view(dtype).reshape(shape) if data.size else np.empty(shape, dtype)
 
 

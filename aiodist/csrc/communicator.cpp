@@ -93,7 +93,7 @@ RequestRef Communicator::start(Call&& call, Clock::duration timeout) {
             return request;
         }
         request->seq = next_seq_++;
-        pending_.fetch_add(1, std::memory_order_relaxed);
+        pending_.fetch_add(1, std::memory_order_seq_cst);  // before the load in Engine::watch
         unposted_.push(request);
         unposted_count_.fetch_add(1, std::memory_order_relaxed);  // under the mutex; see post()
     }
@@ -164,7 +164,7 @@ std::optional<int> Communicator::waits_for_this_thread(const Request& request) c
 // --- Advancing
 // -------------------------------------------------------------------------------------------------------------------
 
-bool Communicator::progress() {
+bool Communicator::progress(bool large) {
     bool moved = false;
     while (true) {
         if (claim_.exchange(true, std::memory_order_acquire)) {  // pairs with the holder's store below
@@ -180,7 +180,12 @@ bool Communicator::progress() {
             // seq_cst: a clearing that lingered past the loads of advance() could wipe out a later note
             again_.store(false, std::memory_order_seq_cst);
         }
-        moved = advance() || moved;
+        try {
+            moved = advance(large) || moved;
+        } catch (const std::exception& error) {  // no memory for bookkeeping, or no descriptor for a thread
+            break_group(std::make_shared<Failure>(
+                Failure{FailureKind::transport, "group '" + name() + "': " + error.what(), {}}));
+        }
         claim_.store(false, std::memory_order_seq_cst);
         if (!again_.load(std::memory_order_seq_cst)) {
             return moved;
@@ -188,12 +193,12 @@ bool Communicator::progress() {
     }
 }
 
-bool Communicator::advance() {
+bool Communicator::advance(bool large) {
     bool moved = post();
     for (int i = 0; i < kMatchesAtOnce && match(); ++i) {
         moved = true;
     }
-    moved = move_large() || moved;
+    moved = (large && move_large()) || moved;
     return post() || moved;
 }
 

@@ -68,7 +68,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// A request that is done once all calls before it are.
     RequestRef drained();
     /// Advances what can be advanced; false if nothing moved (or another thread is at it).
-    bool progress();
+    /// With `large` false the data of large calls is left to whoever is at it.
+    bool progress(bool large = true);
     /// Looks at aborts, deaths, goodbyes and deadlines. Called a few times a second while calls are pending.
     void check(TimePoint now);
     void abort(FailureKind kind, const std::string& reason);
@@ -93,7 +94,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// Of two that share one although there are cores for all, the higher rank moves (some schedulers pack tasks that
     /// wake each other).
     bool has_core() const;
-    bool idle() const noexcept { return pending_.load(std::memory_order_relaxed) == 0; }  // a hint, as above
+    bool idle() const noexcept { return pending_.load(std::memory_order_seq_cst) == 0; }  // see Engine::sleep
     /// True while a large call has more steps: a hint for whoever drained the bell.
     bool moving() const noexcept { return moving_.load(std::memory_order_relaxed); }
     std::uint64_t id() const noexcept { return options_.id; }
@@ -115,6 +116,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::size_t staging_nbytes() const noexcept;
     /// Slots of one segment in a member's staging ring.
     std::uint64_t staging_slots() const noexcept { return members_.size() * std::uint64_t{tuning().depth}; }
+    /// Numbers the large calls of the channel, from 1.
+    std::uint64_t next_large() noexcept { return ++large_calls_; }
     /// Takes the next `count` slots of the ring, which are the same on all members since all take the same; returns the
     /// first. The ring is larger than a core's own cache and always moves on: a line that is written again has long
     /// left the caches of those who read it. (A store to a line that another core holds took 27 ns on a Zen 4, one
@@ -138,7 +141,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     class Claim;
 
     Communicator(std::shared_ptr<Engine> engine, Options options);
-    bool advance();
+    bool advance(bool large);
     bool move_large();
     bool post();
     bool may_post(std::uint64_t seq);
@@ -192,7 +195,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     RequestQueue posted_;       // headers written, not yet matched
     std::deque<Moving> large_;  // matched, data still moving, one after the other
     std::uint64_t consumed_ = 0;
-    std::uint64_t cursor_ = 0;  // in the staging rings
+    std::uint64_t large_calls_ = 0;  // so far; the same on all members when they create the same operation
+    std::uint64_t cursor_ = 0;       // in the staging rings
 
     std::atomic<std::uint32_t> pending_{0};
     std::atomic<std::int32_t> engine_requests_{0};

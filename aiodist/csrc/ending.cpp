@@ -115,7 +115,7 @@ void Communicator::check(TimePoint now) {
         hear_refusals();
         return;
     }
-    while (advance()) {  // what was posted before counts
+    while (advance(true)) {  // what was posted before counts
     }
     {
         const std::lock_guard lock(issue_mutex_);

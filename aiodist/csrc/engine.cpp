@@ -187,12 +187,21 @@ bool Engine::poll() {
 
 void Engine::on_bell() {
     self_->bell.drain();
+    bool served = false;
     bool more = false;
     for (const auto& communicator : communicators()) {
-        more = (communicator->progress() && communicator->moving()) || more;
+        // Large calls that the engine serves are left to it: a loop has better things to do than to copy segments.
+        const bool engine = communicator->serves_engine();
+        const bool moved = communicator->progress(!engine);
+        served = served || engine;
+        more = more || (moved && communicator->moving() && !engine);
+    }
+    // Who sleeps for a large call would miss what we have drained.
+    if (served) {
+        wake();
     }
     if (more) {
-        self_->bell.ring();  // who sleeps for the large call would miss what we have drained
+        self_->bell.ring();
     }
 }
 

@@ -119,6 +119,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     void tick(TimePoint now);
     bool serve(bool& busy);
     void sleep(bool busy, TimePoint last_pending);
+    bool anything_pending() const;
     void hush() noexcept;
     unsigned pauses() const noexcept;
     std::vector<std::shared_ptr<Communicator>> communicators() const;
@@ -129,6 +130,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     Fd alarm_;                                       // timerfd of wake_soon()
     Fd wakes_;                                       // epoll of wake_ and alarm_
     std::shared_ptr<const Fd> deaths_;               // epoll of the peers' pidfds
+    std::mutex rest_mutex_;                          // one rest() at a time
     mutable std::mutex mutex_;                       // processes_, communicators_, sites_, thread_
     std::vector<std::weak_ptr<Process>> processes_;  // alive while a communicator reads them
     std::vector<std::shared_ptr<Communicator>> communicators_;

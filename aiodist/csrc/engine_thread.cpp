@@ -77,6 +77,7 @@ void Engine::join() {
 }
 
 void Engine::rest() {
+    const std::lock_guard resting(rest_mutex_);
     {
         const std::lock_guard lock(mutex_);
         std::erase_if(graveyard_, [](const auto& one) { return one->try_free(); });
@@ -85,9 +86,17 @@ void Engine::rest() {
         }
     }
     join();
-    const std::lock_guard lock(mutex_);
-    stopping_.store(false, std::memory_order_relaxed);  // no thread reads it now
-    next_look_.store(0, std::memory_order_relaxed);
+    bool needed = false;
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_.store(false, std::memory_order_relaxed);  // no thread reads it now
+        asleep_.store(false, std::memory_order_relaxed);
+        next_look_.store(0, std::memory_order_relaxed);
+        needed = !communicators_.empty();
+    }
+    if (needed) {
+        wake();  // a world that opened meanwhile was not let start a thread
+    }
 }
 
 void Engine::leave_all() {
@@ -140,9 +149,7 @@ void Engine::run() noexcept {
             next_tick = now + kSlice;
         }
         if (rested || busy) {
-            const auto all = communicators();
-            const bool pending = std::any_of(all.begin(), all.end(), [](const auto& one) { return !one->idle(); });
-            last_pending = pending ? now : last_pending;
+            last_pending = anything_pending() ? now : last_pending;
         }
     }
     arena_->header().life.store(0, std::memory_order_release);  // no owner, so no death
@@ -163,9 +170,12 @@ bool Engine::serve(bool& busy) {
 
 void Engine::sleep(bool busy, TimePoint last_pending) {
     const TimePoint now = Clock::now();
-    const bool linger = busy || now - last_pending < kLinger;
-    next_look_.store(linger ? ns(now + kSlice) : kAsleep, std::memory_order_seq_cst);  // read in watch()
-    asleep_.store(true, std::memory_order_seq_cst);  // before the last look at the work: see wake()
+    // In this order: who sees that nobody looks (watch()) must also see that somebody sleeps (wake()); and a call that
+    // saw neither was counted as pending before, and is seen here.
+    asleep_.store(true, std::memory_order_seq_cst);
+    bool linger = busy || now - last_pending < kLinger;
+    next_look_.store(linger ? ns(now + kSlice) : kAsleep, std::memory_order_seq_cst);
+    linger = linger || anything_pending();
     bool work = false;
     if (!busy) {
         if (!serve(work) && !work) {
@@ -184,6 +194,11 @@ void Engine::sleep(bool busy, TimePoint last_pending) {
     hush();
     self_->bell.drain();
     poll();
+}
+
+bool Engine::anything_pending() const {
+    const auto all = communicators();
+    return std::any_of(all.begin(), all.end(), [](const auto& one) { return !one->idle(); });
 }
 
 void Engine::hush() noexcept {

@@ -93,8 +93,12 @@ bool Communicator::read_header(int q, std::uint64_t seq, HeaderCopy& copy) {
     const char* const text = reinterpret_cast<const char*>(at + sizeof head + shape_nbytes);
     copy.text.assign(text, head.extra_nbytes);
     copy.payload = at + payload_at(sizeof head + shape_nbytes + head.extra_nbytes, head.nbytes);
-    if (head.kind == static_cast<std::uint8_t>(HeaderKind::refused) || wildcard(copy)) {
-        return true;
+    if (head.kind == static_cast<std::uint8_t>(HeaderKind::refused)) {
+        return true;  // nothing of it is used but its text
+    }
+    if (wildcard(copy)) {
+        return head.nbytes == 0 && head.ndim == 0 &&
+               head.collective == static_cast<std::uint8_t>(Collective::broadcast);
     }
     // The extents must say what nbytes says: both are used to compute addresses.
     std::uint64_t nbytes = head.itemsize;

@@ -16,7 +16,7 @@ __all__ = ["Output", "as_input", "as_output", "check_axis", "check_root", "check
 
 
 class refusing:  # used as a with statement's verb
-    """While entered: a wrong argument is told to the peers of this call, who fail with the reason in place of waiting."""
+    """While entered: what stops this call here is told to its peers, who fail with the reason in place of waiting."""
 
     __slots__ = ("_backend", "_collective")
 
@@ -29,7 +29,7 @@ class refusing:  # used as a with statement's verb
 
     # Not a generator: its frame would be the standard library's, and pass for the call site.
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if isinstance(error, TypeError | ValueError | OverflowError):
+        if isinstance(error, Exception):
             self._backend.refuse(self._collective, f"{type(error).__name__}: {error}")
 
 

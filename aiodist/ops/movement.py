@@ -31,19 +31,19 @@ def broadcast(backend: Backend, rank: int, size: int, x: Any, root: Any, out: An
             if not isinstance(out, np.ndarray):
                 raise TypeError(f"out must be a numpy array, not {type(out).__name__}")
             target = as_output(out, out.shape, as_input(out, "out").dtype)
-    return backend.start(
-        Call(
-            "broadcast",
-            array,
-            None if target is None else target.array,
-            None if target is None else target.array.dtype,
-            result=None if target is None else target.array,
-            finish=None if target is None else target.finish,
-            root=source,
-            wildcard=target is None,
-            timeout=seconds,
+        return backend.start(
+            Call(
+                "broadcast",
+                array,
+                None if target is None else target.array,
+                None if target is None else target.array.dtype,
+                result=None if target is None else target.array,
+                finish=None if target is None else target.finish,
+                root=source,
+                wildcard=target is None,
+                timeout=seconds,
+            )
         )
-    )
 
 
 def all_gather(backend: Backend, rank: int, size: int, x: Any, axis: Any, out: Any, timeout: Any) -> TensorFuture[Any]:
@@ -57,26 +57,26 @@ def all_gather(backend: Backend, rank: int, size: int, x: Any, axis: Any, out: A
         rows = math.prod(shape[:index])
         own = isinstance(out, np.ndarray) and _is_own_slot(array, out, rank, rows)
         target = as_output(out, joined, array.dtype, array, own_slot=own)
-    return backend.start(
-        Call(
-            "all_gather",
-            array,
-            target.array,
-            array.dtype,
-            result=target.array,
-            finish=target.finish,
-            axis=index,
-            rows=rows,
-            timeout=seconds,
+        return backend.start(
+            Call(
+                "all_gather",
+                array,
+                target.array,
+                array.dtype,
+                result=target.array,
+                finish=target.finish,
+                axis=index,
+                rows=rows,
+                timeout=seconds,
+            )
         )
-    )
 
 
 def barrier(backend: Backend, timeout: Any) -> TensorFuture[None]:
     """Start a barrier; see `Group.barrier`."""
     with refusing(backend, "barrier"):
         seconds = check_timeout(timeout)
-    return backend.start(Call("barrier", timeout=seconds))
+        return backend.start(Call("barrier", timeout=seconds))
 
 
 def _is_own_slot(x: np.ndarray, out: np.ndarray, rank: int, rows: int) -> bool:

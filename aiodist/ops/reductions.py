@@ -20,18 +20,18 @@ def all_reduce(backend: Backend, x: Any, op: Any, out: Any, timeout: Any) -> Ten
         reduction = ReduceOp.of(op)
         array = as_input(x)
         target = as_output(out, array.shape, check_reduction(reduction, array.dtype), array)
-    return backend.start(
-        Call(
-            "all_reduce",
-            array,
-            target.array,
-            array.dtype,
-            result=target.array,
-            finish=target.finish,
-            op=reduction,
-            timeout=seconds,
+        return backend.start(
+            Call(
+                "all_reduce",
+                array,
+                target.array,
+                array.dtype,
+                result=target.array,
+                finish=target.finish,
+                op=reduction,
+                timeout=seconds,
+            )
         )
-    )
 
 
 def reduce_scatter(backend: Backend, size: int, x: Any, op: Any, axis: Any, out: Any, timeout: Any) -> TensorFuture[Any]:
@@ -49,17 +49,17 @@ def reduce_scatter(backend: Backend, size: int, x: Any, op: Any, axis: Any, out:
         target = as_output(out, shape, check_reduction(reduction, array.dtype), array)
         if size > 1 and out is not None and out is x:
             raise ValueError("out can not be x: the result is a part of it")
-    return backend.start(
-        Call(
-            "reduce_scatter",
-            array,
-            target.array,
-            array.dtype,
-            result=target.array,
-            finish=target.finish,
-            op=reduction,
-            axis=index,
-            rows=math.prod(array.shape[:index]),
-            timeout=seconds,
+        return backend.start(
+            Call(
+                "reduce_scatter",
+                array,
+                target.array,
+                array.dtype,
+                result=target.array,
+                finish=target.finish,
+                op=reduction,
+                axis=index,
+                rows=math.prod(array.shape[:index]),
+                timeout=seconds,
+            )
         )
-    )

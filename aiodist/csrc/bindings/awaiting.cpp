@@ -91,7 +91,7 @@ bool find_port(AwaiterObject& awaiter) {
     return true;
 }
 
-PySendResult awaiter_send(PyObject* self, PyObject*, PyObject** out) {
+PySendResult awaiter_send_body(PyObject* self, PyObject** out) {
     auto& awaiter = *reinterpret_cast<AwaiterObject*>(self);
     FutureObject& future = as_future(awaiter.future.get());
     Request& request = *future.request.get();
@@ -129,6 +129,10 @@ PySendResult awaiter_send(PyObject* self, PyObject*, PyObject** out) {
         return PYGEN_NEXT;
     }
     return PyErr_Occurred() ? PYGEN_ERROR : returned(future, out);
+}
+
+PySendResult awaiter_send(PyObject* self, PyObject*, PyObject** out) {
+    return guarded([&] { return awaiter_send_body(self, out); }, PYGEN_ERROR);
 }
 
 PyObject* awaiter_next(PyObject* self) {

@@ -94,6 +94,16 @@ Ref make_exception(const Request& request);
 Ref make_received(Request& request);
 /// Turns the C++ exception being handled into a Python one.
 void translate_exception() noexcept;
+/// Runs `body`, turning C++ exceptions into Python ones; then returns `failed`.
+template <typename Body, typename Result>
+Result guarded(Body body, Result failed) noexcept {
+    try {
+        return body();
+    } catch (...) {
+        translate_exception();
+        return failed;
+    }
+}
 /// Raises where the engine belongs to another process; false then.
 bool check_process(const Engine& owner);
 

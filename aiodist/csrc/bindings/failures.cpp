@@ -83,7 +83,7 @@ Ref make_received(Request& request) {
     if (!bytes || !shape) {
         return {};
     }
-    return Ref::steal(PyObject_CallFunction(make_array_hook, "Ois#O", bytes.get(), static_cast<int>(received.dtype),
+    return Ref::steal(PyObject_CallFunction(make_array_hook, "Oiy#O", bytes.get(), static_cast<int>(received.dtype),
                                             received.text.data(), static_cast<Py_ssize_t>(received.text.size()),
                                             shape.get()));
 }

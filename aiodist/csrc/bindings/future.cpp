@@ -84,7 +84,7 @@ void future_dealloc(PyObject* self) {
         // Nobody holds the future, but the call goes on: its arrays live until it is done.
         Ref kept = Ref::steal(PyTuple_Pack(3, future.group.get(), future.input ? future.input.get() : Py_None,
                                            future.result ? future.result.get() : Py_None));
-        LoopPort* const port = notifier_port();
+        LoopPort* const port = guarded([] { return notifier_port(); }, static_cast<LoopPort*>(nullptr));
         std::uint64_t id = 0;
         if (port == nullptr || !kept) {
             PyErr_WriteUnraisable(nullptr);
@@ -174,7 +174,7 @@ bool block(FutureObject& future, TimePoint until) {
     return true;
 }
 
-PyObject* future_result(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+PyObject* future_result_body(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
     FutureObject& future = as_future(self);
     Request& request = *future.request.get();
     const Ref keep = Ref::share(self);
@@ -219,6 +219,10 @@ PyObject* future_result(PyObject* self, PyObject* const* arguments, Py_ssize_t c
     return Py_XNewRef(value_of(future));
 }
 
+PyObject* future_result(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+    return guarded([&] { return future_result_body(self, arguments, count, names); }, static_cast<PyObject*>(nullptr));
+}
+
 PyObject* in_context(PyObject* callback, PyObject* context) {
     if (context == nullptr || context == Py_None) {
         return Py_NewRef(callback);
@@ -245,7 +249,7 @@ PyObject* call_now(PyObject* self, PyObject* callback, LoopPort* port) {
     Py_RETURN_NONE;
 }
 
-PyObject* future_add_done_callback(PyObject* self, PyObject* arguments, PyObject* keywords) {
+PyObject* future_add_done_callback_body(PyObject* self, PyObject* arguments, PyObject* keywords) {
     static const char* const kNames[] = {"", "context", nullptr};
     PyObject* given = nullptr;
     PyObject* context = nullptr;
@@ -281,6 +285,11 @@ PyObject* future_add_done_callback(PyObject* self, PyObject* arguments, PyObject
     request.communicator()->progress();  // the last look
     let_go(request, loop_port != nullptr);
     Py_RETURN_NONE;
+}
+
+PyObject* future_add_done_callback(PyObject* self, PyObject* arguments, PyObject* keywords) {
+    return guarded([&] { return future_add_done_callback_body(self, arguments, keywords); },
+                   static_cast<PyObject*>(nullptr));
 }
 
 PyObject* future_remove_done_callback(PyObject* self, PyObject* callback) {

@@ -34,6 +34,12 @@ void work_on(Request& request) {
     if (request.done()) {
         return;
     }
+    if ((request.call.flags & kWildcard) != 0) {
+        // It may be large, and the thread that asked for it busy with other things when it comes.
+        communicator.hand_over(request, running_port() != nullptr);
+        PyErr_Clear();
+        return;
+    }
     if (nbytes <= communicator.tuning().slot_nbytes) {
         if (communicator.mine().posted.load(std::memory_order_relaxed) <= request.seq) {  // queued behind a full ring
             communicator.hand_over(request);
@@ -153,15 +159,45 @@ bool usable(const GroupObject& group) {
 }
 
 PyObject* start(GroupObject& group, Call&& call, Clock::duration timeout, Ref input, Ref result, Ref finish) {
+    RequestRef request;
     try {
-        RequestRef request = (*group.communicator)->start(std::move(call), timeout);
-        work_on(*request.get());
-        return new_future(std::move(request), Ref::share(reinterpret_cast<PyObject*>(&group)), std::move(input),
-                          std::move(result), std::move(finish));
-    } catch (...) {
+        request = (*group.communicator)->start(std::move(call), timeout);
+    } catch (...) {  // before the call took its number: the caller refuses it
         translate_exception();
         return nullptr;
     }
+    PyObject* const future = new_future(request, Ref::share(reinterpret_cast<PyObject*>(&group)), std::move(input),
+                                        std::move(result), std::move(finish));
+    // What fails here (no descriptor, no thread) is met again, and reported, where the future is waited for.
+    (void)guarded([&] { return work_on(*request.get()), 0; }, 0);
+    PyErr_Clear();
+    return future;
+}
+
+void refuse(GroupObject& group, Collective collective, const char* reason) {
+    Call call;
+    call.collective = collective;
+    call.refused = true;
+    call.text = reason;
+    call.site = call_site();
+    const RequestRef request = (*group.communicator)->start(std::move(call), timeout_of(group, Py_None));
+    if (!request->done()) {
+        (*group.communicator)->hand_over(*request.get());  // nobody will await it
+    }
+}
+
+/// Lets the call that the exception now set has stopped take its number, so that its peers hear of it.
+PyObject* refuse_all_reduce(GroupObject& group) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    const Ref text = Ref::steal(value == nullptr ? nullptr : PyObject_Str(value));
+    const char* const reason = text ? PyUnicode_AsUTF8(text.get()) : nullptr;
+    (void)guarded(
+        [&] { return refuse(group, Collective::all_reduce, reason != nullptr ? reason : "it raised an exception"), 0; },
+        0);
+    PyErr_Clear();
+    PyErr_Restore(type, value, traceback);
+    return nullptr;
 }
 
 Clock::duration timeout_of(const GroupObject& group, PyObject* timeout) {
@@ -171,8 +207,11 @@ Clock::duration timeout_of(const GroupObject& group, PyObject* timeout) {
 PyObject* group_all_reduce(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
     auto& group = *reinterpret_cast<GroupObject*>(self);
     AllReduceArguments parsed;
-    if (!usable(group) || !parse(arguments, count, names, parsed)) {
+    if (!usable(group)) {
         return nullptr;
+    }
+    if (!parse(arguments, count, names, parsed)) {
+        return refuse_all_reduce(group);
     }
     Call call;
     Ref result;
@@ -180,8 +219,9 @@ PyObject* group_all_reduce(PyObject* self, PyObject* const* arguments, Py_ssize_
         return PyObject_CallMethodObjArgs(self, slow_name, parsed.x, parsed.op, parsed.out, parsed.timeout, nullptr);
     }
     call.site = call_site();
-    return start(group, std::move(call), seconds_to_duration(group.timeout), Ref::share(parsed.x), std::move(result),
-                 Ref());
+    PyObject* const future = start(group, std::move(call), seconds_to_duration(group.timeout), Ref::share(parsed.x),
+                                   std::move(result), Ref());
+    return future != nullptr ? future : refuse_all_reduce(group);
 }
 
 bool add_group_type(PyObject* module) {

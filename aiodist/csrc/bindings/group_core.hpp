@@ -15,6 +15,8 @@ bool usable(const GroupObject& group);
 PyObject* start(GroupObject& group, Call&& call, Clock::duration timeout, Ref input, Ref result, Ref finish);
 /// `timeout` as given by the caller: None is the group's. Checked to be a number by the Python half.
 Clock::duration timeout_of(const GroupObject& group, PyObject* timeout);
+/// Posts a refused call in the caller's place. Throws where even that fails.
+void refuse(GroupObject& group, Collective collective, const char* reason);
 PyObject* group_all_reduce(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names);
 PyType_Spec& group_spec();
 

@@ -139,18 +139,7 @@ PyObject* group_refuse(PyObject* self, PyObject* arguments) {
     if (!usable(as_group(self)) || !PyArg_ParseTuple(arguments, "is:_refuse", &collective, &text)) {
         return nullptr;
     }
-    Call call;
-    call.collective = static_cast<Collective>(collective);
-    call.refused = true;
-    call.text = text;
-    call.site = call_site();
-    try {
-        const RequestRef request = communicator_of(self).start(std::move(call), timeout_of(as_group(self), Py_None));
-        if (!request->done()) {
-            communicator_of(self).hand_over(*request.get());  // nobody will await it
-        }
-    } catch (...) {
-        translate_exception();
+    if (guarded([&] { return refuse(as_group(self), static_cast<Collective>(collective), text), 0; }, -1) < 0) {
         return nullptr;
     }
     Py_RETURN_NONE;

@@ -60,6 +60,11 @@ class FoldOperation final : public Operation {
         if (!result_is_read_) {
             copied_ = rounds_;
         }
+        for (int q = 0; q < size_ && size_ > 1; ++q) {
+            const bool staged_here = q != rank_ || communicator.staging() != nullptr;
+            const bool direct = party(q).input != nullptr && (!result_is_read_ || party(q).output != nullptr);
+            require(direct || (party(q).staging != nullptr && staged_here));
+        }
         first_slot_ = communicator.take_slots(rounds_ * slots_a_round_);
         block_.resize(result_is_read_ ? kBlockNbytes : 0);
     }

@@ -7,13 +7,15 @@
 namespace aiodist {
 namespace {
 
-constexpr unsigned kRoundBits = 32;
+// 2^24 rounds of at least a page each, 2^40 large calls: neither is ever used up.
+constexpr unsigned kRoundBits = 24;
 
 }  // namespace
 
 Operation::Operation(Communicator& communicator, Request& request)
     : communicator_(communicator),
       request_(request),
+      number_(communicator.next_large()),
       rank_(communicator.rank()),
       size_(communicator.size()),
       segment_(communicator.tuning().segment_nbytes),
@@ -42,12 +44,12 @@ std::uint64_t Operation::rounds_in(const Word& word) const noexcept {
     // seq_cst: this may be the last look before a sleep, see Process::wake_sleepers. Also acquires the data that the
     // flag stands for.
     const std::uint64_t value = word.load(std::memory_order_seq_cst);
-    const std::uint64_t seq = value >> kRoundBits;
-    if (seq < request_.seq) {
+    const std::uint64_t number = value >> kRoundBits;
+    if (number < number_) {
         return 0;
     }
     // A member already in a later call has done all of this one.
-    return seq == request_.seq ? value & ((std::uint64_t{1} << kRoundBits) - 1) : ~std::uint64_t{0};
+    return number == number_ ? value & ((std::uint64_t{1} << kRoundBits) - 1) : ~std::uint64_t{0};
 }
 
 bool Operation::staged(int q, std::uint64_t rounds) noexcept {
@@ -75,7 +77,7 @@ bool Operation::copied(int q, std::uint64_t rounds) noexcept {
 }
 
 void Operation::publish(Word& word, std::uint64_t rounds) noexcept {
-    communicator_.publish(word, (request_.seq << kRoundBits) + rounds);
+    communicator_.publish(word, (number_ << kRoundBits) + rounds);
 }
 
 std::unique_ptr<Operation> make_operation(Communicator& communicator, Request& request) {

@@ -45,9 +45,12 @@ class Operation {
     bool reduced(int q, std::uint64_t rounds) noexcept;
     bool copied(int q, std::uint64_t rounds) noexcept;
     void publish(Word& word, std::uint64_t rounds) noexcept;
+    /// Notes that the members' headers can not be meant like this.
+    void require(bool condition) noexcept { sound_ = sound_ && condition; }
 
     Communicator& communicator_;
     Request& request_;
+    const std::uint64_t number_;  // among the large calls of the channel
     const int rank_;
     const int size_;
     const std::size_t segment_;

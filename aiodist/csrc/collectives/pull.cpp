@@ -28,6 +28,10 @@ class PullOperation final : public Operation {
             rounds_ = std::max(rounds_, rounds(q));
             total += is_source(q) ? party(q).nbytes : 0;
         }
+        for (int q = 0; q < size_ && size_ > 1; ++q) {
+            const bool staged_here = q != rank_ || communicator.staging() != nullptr;
+            require(!is_source(q) || party(q).input != nullptr || (party(q).staging != nullptr && staged_here));
+        }
         first_slot_ = communicator.take_slots(rounds_);
         streaming_ = total >= kStreamingNbytes;
         if (party(rank_).input != nullptr || size_ == 1) {

@@ -71,7 +71,7 @@ struct ChannelBlock {
     Word abort_from;
     /// Calls whose slots I have read on all members.
     alignas(kLine) Word consumed;
-    /// Progress of the present large call, each (seq << 32) + rounds.
+    /// Progress of the present large call, each (number << 24) + rounds, where number counts large calls.
     alignas(kLine) Word staged;
     alignas(kLine) Word reduced;
     alignas(kLine) Word copied;
