@@ -130,3 +130,53 @@ async def test_overlaps_are_seen_whatever_the_input_is(kind: str) -> None:
                 first.all_reduce(memory.view(np.int32)[:64], "mean", out=memory)
         with pytest.raises(aiodist.PeerRefusedError):
             await second.all_reduce(np.ones(3))
+
+
+class _Unreadable:
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise RuntimeError("it can not be read now")
+
+
+@pytest.mark.parametrize("kind", ["no memory", "unreadable", "unknown keyword", "too many", "long dtype"])
+async def test_whatever_stops_a_call_is_told_to_its_peers(kind: str) -> None:
+    async with aiodist.local_world(2, timeout=30) as (first, second):
+        with pytest.raises((MemoryError, RuntimeError, TypeError)):
+            if kind == "no memory":
+                first.all_reduce(np.broadcast_to(np.float32(1), (2**46,)))
+            elif kind == "unreadable":
+                first.all_reduce(_Unreadable())
+            elif kind == "unknown keyword":
+                first.all_reduce(np.ones(3), axis=1)  # type: ignore[call-arg]
+            elif kind == "too many":
+                first.all_reduce(np.ones(3), "sum", None)  # type: ignore[call-arg]
+            else:
+                first.broadcast(np.zeros(2, np.dtype([(f"a field with a long name, number {i}", "f8") for i in range(60)])))
+        with pytest.raises(aiodist.PeerRefusedError):
+            await (second.broadcast(None) if kind == "long dtype" else second.all_reduce(np.ones(3)))
+        totals = await asyncio.gather(first.all_reduce(np.ones(2)), second.all_reduce(np.ones(2)))
+        np.testing.assert_array_equal(totals, np.full((2, 2), 2.0))
+
+
+def test_worlds_open_and_close_in_several_threads() -> None:
+    failures: list[BaseException] = []
+
+    async def rounds() -> None:
+        x = np.arange(60_000.0)
+        for _ in range(30):
+            async with aiodist.local_world(2, timeout=30) as groups:
+                totals = await asyncio.gather(*(group.all_reduce(x) for group in groups))
+                np.testing.assert_array_equal(totals[0], 2 * x)
+
+    def run() -> None:
+        try:
+            asyncio.run(rounds())
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not failures

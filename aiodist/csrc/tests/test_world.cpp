@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <random>
+#include <utility>
 
 #include "world.hpp"
 
@@ -262,6 +264,67 @@ void departure() {
     close(ranks);
 }
 
+/// What rank 1 writes into its own memory in place of an honest header: rank 0 must raise, and touch nothing outside.
+void garbage() {
+    constexpr std::uint64_t kCount = 5000;
+    const auto header = [](Collective collective, std::uint64_t count) {
+        Header head{};
+        head.kind = static_cast<std::uint8_t>(HeaderKind::call);
+        head.collective = static_cast<std::uint8_t>(collective);
+        head.op = static_cast<std::uint8_t>(collective == Collective::all_reduce ? Op::sum : Op::none);
+        head.dtype = static_cast<std::uint8_t>(DType::int64);
+        head.ndim = 1;
+        head.root = collective == Collective::broadcast ? 1 : -1;
+        head.nbytes = count * 8;
+        head.itemsize = 8;
+        head.input_offset = head.output_offset = head.staging_offset = kNoOffset;
+        return head;
+    };
+    std::vector<std::pair<Header, std::uint64_t>> lies;                 // and the extent that is written after it
+    lies.emplace_back(header(Collective::all_reduce, kCount), kCount);  // large, but nothing to read from
+    lies.emplace_back(header(Collective::broadcast, kCount), kCount);
+    lies.emplace_back(header(Collective::all_reduce, kCount), kCount + 1);  // extents that do not say nbytes
+    lies.emplace_back(header(Collective::all_reduce, kCount), kCount);
+    lies.back().first.input_offset = std::uint64_t{1} << 50;  // outside
+    lies.emplace_back(header(Collective::all_reduce, kCount), kCount);
+    lies.back().first.staging_offset = kNoOffset - 8;
+    lies.emplace_back(header(Collective::broadcast, kCount), kCount);
+    lies.back().first.flags = kWildcard;  // a receiver that knows nothing and says something
+    lies.back().first.root = 0;
+    lies.emplace_back(header(Collective::all_reduce, kCount), kCount);
+    lies.back().first.ndim = 255;
+    lies.emplace_back(header(Collective::all_reduce, kCount), kCount);
+    lies.back().first.extra_nbytes = 1 << 30;
+    lies.emplace_back(header(Collective::all_reduce, kCount), kCount);
+    lies.back().first.seq = 77;
+    lies.emplace_back(header(Collective::all_reduce, kCount), kCount);
+    lies.back().first.kind = 9;
+    for (const auto& [lie, extent] : lies) {
+        auto ranks = make_world(2, kTuning);
+        ChannelBlock& block = ranks[1].communicator->mine();
+        auto* const slot = reinterpret_cast<std::byte*>(&block) + round_up(sizeof(ChannelBlock), kLine);
+        std::memcpy(slot, &lie, sizeof lie);
+        std::memcpy(slot + sizeof lie, &extent, sizeof extent);
+        for (Word* const word : {&block.staged, &block.reduced, &block.copied}) {
+            word->store((std::uint64_t{1} << 24) + 1000, std::memory_order_seq_cst);
+        }
+        block.posted.store(1, std::memory_order_seq_cst);
+        const std::vector<std::int64_t> input(kCount, 1);
+        std::vector<std::int64_t> output(kCount);
+        Call call = call_of(Collective::all_reduce, DType::int64, input, output, Op::sum);
+        if (lie.collective == static_cast<std::uint8_t>(Collective::broadcast)) {
+            call.collective = Collective::broadcast;
+            call.op = Op::none;
+            call.root = lie.root;
+        }
+        const RequestRef request = ranks[0].communicator->start(std::move(call), kTimeout);
+        await(ranks[0], *request.get());
+        const FailureKind kind = request->failure() ? request->failure()->kind : FailureKind::closed;
+        expect(kind == FailureKind::transport || kind == FailureKind::mismatch, "a damaged header is found");
+        close(ranks);
+    }
+}
+
 void abortion() {
     auto ranks = make_world(2, kTuning);
     std::thread killer([&] {
@@ -301,6 +364,7 @@ int main() {
     absence();
     departure();
     abortion();
+    garbage();
     std::puts("failures: right");
     return 0;
 }
