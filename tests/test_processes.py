@@ -190,7 +190,7 @@ async def _late(group: aiodist.Group, seconds: float | None) -> tuple[Any, ...]:
     """Rank 1 comes too late for rank 0, beside whom a ticker runs."""
     await assert_usable(group)
     if group.rank == 1:
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(5)
         error = await error_of(lambda: group.all_reduce(np.ones(5)))
         return type(error).__name__, isinstance(error, CommunicationError)
     ticks = 0

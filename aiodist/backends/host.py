@@ -12,6 +12,7 @@ import numpy as np
 from aiodist import _core, errors
 from aiodist._core import TensorFuture
 from aiodist.backends.base import COLLECTIVE_CODES, Call
+from aiodist.devices.cpu import CpuEvent
 from aiodist.types import DTYPE_CODES, OP_CODES, dtype_code
 
 __all__ = ["HostBackend", "dtype_text"]
@@ -114,7 +115,7 @@ def _make_error(
     return _ERROR_TYPES[kind](text, group=group, rank=rank, collective=collective, seq=seq, dtype=dtype, shape=shape, ranks=ranks)
 
 
-_core.set_hooks(_make_error, _make_array)
+_core.set_hooks(_make_error, _make_array, CpuEvent)
 _core.set_package_folder(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
 # Leaves every group and ends the threads while the interpreter is whole; does nothing where no world was ever opened.
 atexit.register(_core.shutdown)

@@ -27,7 +27,6 @@ enum class FailureKind : std::uint8_t {
     transport,
     refused,  // the call only; the group goes on
     closed,
-    forked,
 };
 
 /// Why a call, or a whole group, failed.

@@ -16,7 +16,7 @@ from benchmarks.drivers.base import Array, Driver, Loop
 
 __all__ = ["AiodistDriver"]
 
-Start = Callable[[], "aiodist.TensorFuture[Any]"]
+Start = Callable[[], aiodist.TensorFuture[Any]]
 
 
 class BlockingLoop(Loop):

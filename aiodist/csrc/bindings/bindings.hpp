@@ -88,7 +88,9 @@ PyObject* shape_tuple(const std::uint64_t* dims, std::size_t ndim);
 
 // failures.cpp
 /// Hands over errors.py's and backends' constructors; called once when the Python half is imported.
-void set_hooks(PyObject* make_error, PyObject* make_array);
+void set_hooks(PyObject* make_error, PyObject* make_array, PyObject* make_event);
+/// The device event behind a future.
+PyObject* make_event(PyObject* future);
 void raise_failure(const Request& request);
 Ref make_exception(const Request& request);
 Ref make_received(Request& request);

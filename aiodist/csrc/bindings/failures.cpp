@@ -12,6 +12,7 @@ namespace {
 // Set once at import and kept for the life of the process: requests may end while modules are torn down.
 PyObject* make_error_hook = nullptr;
 PyObject* make_array_hook = nullptr;
+PyObject* make_event_hook = nullptr;
 
 const char* kind_name(FailureKind kind) noexcept {
     switch (kind) {
@@ -27,8 +28,6 @@ const char* kind_name(FailureKind kind) noexcept {
             return "refused";
         case FailureKind::closed:
             return "closed";
-        case FailureKind::forked:
-            return "forked";
         case FailureKind::communication:
             break;
     }
@@ -37,10 +36,13 @@ const char* kind_name(FailureKind kind) noexcept {
 
 }  // namespace
 
-void set_hooks(PyObject* make_error, PyObject* make_array) {
+void set_hooks(PyObject* make_error, PyObject* make_array, PyObject* make_event) {
     Py_XSETREF(make_error_hook, Py_NewRef(make_error));
     Py_XSETREF(make_array_hook, Py_NewRef(make_array));
+    Py_XSETREF(make_event_hook, Py_NewRef(make_event));
 }
+
+PyObject* make_event(PyObject* future) { return PyObject_CallOneArg(make_event_hook, future); }
 
 Ref make_exception(const Request& request) {
     const Failure& failure = *request.failure();

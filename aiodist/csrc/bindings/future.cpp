@@ -321,6 +321,8 @@ PyObject* future_shape(PyObject* self, void*) { return attribute_of_result(self,
 PyObject* future_dtype(PyObject* self, void*) { return attribute_of_result(self, "dtype"); }
 PyObject* future_device(PyObject*, void*) { return PyUnicode_FromString("cpu"); }
 
+PyObject* future_event(PyObject* self, void*) { return make_event(self); }
+
 PyObject* future_repr(PyObject* self) {
     const Request& request = *as_future(self).request.get();
     const char* const state = request.state() == Request::State::pending ? "pending"
@@ -333,6 +335,8 @@ PyObject* future_repr(PyObject* self) {
 // -------------------------------------------------------------------------------------------------------------------------
 
 PyMethodDef future_methods[] = {
+    {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS,
+     PyDoc_STR("TensorFuture[np.ndarray], for annotations.")},
     {"done", future_done, METH_NOARGS,
      PyDoc_STR("done($self, /)\n--\n\nReturn True once the result or the error is there. Never blocks.")},
     {"cancelled", future_cancelled, METH_NOARGS,
@@ -361,6 +365,8 @@ PyGetSetDef future_properties[] = {
     {"shape", future_shape, nullptr, "Shape of the result; raises NotReadyError until it is known.", nullptr},
     {"dtype", future_dtype, nullptr, "Element type of the result; raises NotReadyError until it is known.", nullptr},
     {"device", future_device, nullptr, "Where the result lies.", nullptr},
+    {"event", future_event, nullptr,
+     "The event of that device which the result is complete with: see aiodist.devices.base.Event.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 PyMemberDef future_members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(FutureObject, weak_references), READONLY, nullptr},

@@ -179,8 +179,11 @@ NB_MODULE(_core, m) {
         "Return the name of the kernels' instruction set.");
     m.def(
         "set_hooks",
-        [](nb::handle make_error, nb::handle make_array) { set_hooks(make_error.ptr(), make_array.ptr()); },
-        nb::arg("make_error"), nb::arg("make_array"), "Register what builds exceptions and received arrays.");
+        [](nb::handle make_error, nb::handle make_array, nb::handle make_event) {
+            set_hooks(make_error.ptr(), make_array.ptr(), make_event.ptr());
+        },
+        nb::arg("make_error"), nb::arg("make_array"), nb::arg("make_event"),
+        "Register what builds exceptions, received arrays and events.");
     m.def("set_package_folder", &set_package_folder, nb::arg("folder"),
           "Frames of files under `folder` are no call sites.");
 }

@@ -35,8 +35,6 @@ class Operation {
     };
 
     Operation(Communicator& communicator, Request& request);
-    const Communicator& communicator() const noexcept { return communicator_; }
-    Request& request() noexcept { return request_; }
     Party& party(int q) noexcept { return parties_[static_cast<std::size_t>(q)]; }
     const Party& party(int q) const noexcept { return parties_[static_cast<std::size_t>(q)]; }
 
