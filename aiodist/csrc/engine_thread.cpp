@@ -23,7 +23,8 @@ constexpr std::int64_t kAsleep = std::numeric_limits<std::int64_t>::max();
 // does not have to wake it for each.
 constexpr std::chrono::seconds kLinger{2};
 // How long a thread that has issued a large call may take to come back and block in it before the engine takes over.
-constexpr long kSoonNs = 100'000;
+// Longer than a call of 1 MiB takes: the alarm of a call that its own thread is at costs it more than 25 µs.
+constexpr long kSoonNs = 1'000'000;
 
 }  // namespace
 
