@@ -77,8 +77,7 @@ FailurePtr Communicator::failure() const {
     return failure_;
 }
 
-// --- Issuing
-// ---------------------------------------------------------------------------------------------------------------------
+// --- Issuing ---
 
 RequestRef Communicator::start(Call&& call, Clock::duration timeout) {
     ensure_staging(call);
@@ -161,8 +160,7 @@ std::optional<int> Communicator::waits_for_this_thread(const Request& request) c
     return std::nullopt;
 }
 
-// --- Advancing
-// -------------------------------------------------------------------------------------------------------------------
+// --- Advancing ---
 
 bool Communicator::progress(bool large) {
     bool moved = false;
@@ -190,6 +188,7 @@ bool Communicator::progress(bool large) {
         if (!again_.load(std::memory_order_seq_cst)) {
             return moved;
         }
+        large = true;  // whoever left the note may have come for that
     }
 }
 

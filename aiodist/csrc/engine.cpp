@@ -141,8 +141,7 @@ std::shared_ptr<Communicator> Engine::local(const Communicator& channel, int q) 
     return nullptr;
 }
 
-// --- Call sites
-// --------------------------------------------------------------------------------------------------------------------
+// --- Call sites ---
 
 std::uint32_t Engine::site(const std::string& text) {
     const std::lock_guard lock(mutex_);
@@ -174,8 +173,7 @@ std::string Engine::site_text(const Process& process, std::uint32_t index) const
     return std::string(" at ") + text;
 }
 
-// --- Progress by callers
-// -----------------------------------------------------------------------------------------------------------
+// --- Progress by callers ---
 
 bool Engine::poll() {
     bool moved = false;

@@ -103,8 +103,7 @@ void future_dealloc(PyObject* self) {
     Py_DECREF(type);
 }
 
-// --- Methods
-// -----------------------------------------------------------------------------------------------------------------------
+// --- Methods ---
 
 bool look(FutureObject& future) {
     Request& request = *future.request.get();
@@ -331,8 +330,7 @@ PyObject* future_repr(PyObject* self) {
     return PyUnicode_FromFormat("<TensorFuture %s: %s>", state, request.communicator()->describe(request).c_str());
 }
 
-// --- Types
-// -------------------------------------------------------------------------------------------------------------------------
+// --- Types ---
 
 PyMethodDef future_methods[] = {
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS,

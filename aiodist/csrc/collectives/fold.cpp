@@ -26,6 +26,7 @@ namespace {
 
 // Results at least this large are written around the cache: they would only push out what the next segment needs.
 constexpr std::size_t kStreamingNbytes = std::size_t{4} << 20;
+// Up to here two ranks with private arrays fold the whole vector: 64 KiB took 7 to 8 µs in place of 8 to 9.
 constexpr std::uint64_t kWholeNbytes = 128 * 1024;
 // A folded block is copied to the caller's array while it is in the first-level cache.
 constexpr std::size_t kBlockNbytes = 8192;
