@@ -1,6 +1,6 @@
 """The native core of aiodist. Not public: use aiodist.Group and aiodist.TensorFuture."""
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextvars import Context
 from typing import Any, Generic, TypeVar
 
@@ -67,9 +67,12 @@ class GroupCore:
         root: int,
         rows: int,
         flags: int,
+        tag: int,
         text: str,
-        input: np.ndarray | None,
-        output: np.ndarray | None,
+        table: Sequence[int] | None,
+        sections: Sequence[tuple[int, int]] | None,
+        input: np.ndarray | Sequence[np.ndarray] | None,
+        output: np.ndarray | Sequence[np.ndarray] | None,
         result: Any,
         finish: Callable[[Any], Any] | None,
         timeout: float | None,
@@ -93,7 +96,7 @@ def build_hash() -> str: ...
 def instruction_set() -> str: ...
 def set_hooks(
     make_error: Callable[..., BaseException],
-    make_array: Callable[..., np.ndarray],
+    make_array: Callable[..., np.ndarray | list[np.ndarray]],
     make_event: Callable[[TensorFuture[Any]], object],
 ) -> None: ...
 def set_package_folder(folder: str) -> None: ...

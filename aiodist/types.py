@@ -84,7 +84,7 @@ def check_reduction(op: ReduceOp, dtype: np.dtype) -> np.dtype:
     """
     name = dtype.name
     if name == "raw" or name not in DTYPE_CODES:
-        raise TypeError(f"op {op.value!r} is not defined for dtype {dtype}")
+        raise TypeError(f"op {op.value!r} is not defined for dtype {dtype}, which moves but does not reduce")
     inexact = name in _FLOATS or name in _COMPLEX
     if op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR) and inexact:
         raise TypeError(f"op {op.value!r} needs integers or bool, not {dtype}")

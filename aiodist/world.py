@@ -20,7 +20,9 @@ from aiodist import _core, registry
 from aiodist.backends import attach
 from aiodist.config import DEFAULT_TIMEOUT, Settings
 from aiodist.errors import RendezvousError, TransportError
-from aiodist.group import Group
+from aiodist.group import DRAIN_SECONDS, Group
+from aiodist.local_store import LocalSeat, LocalStore
+from aiodist.membership import Founder
 from aiodist.ops.checks import check_timeout
 
 if TYPE_CHECKING:  # loaded when a world has peers: a world of one needs no HTTP
@@ -104,7 +106,7 @@ class LocalWorld:
         self._groups: list[weakref.ref[Group]] = []
 
     async def __aenter__(self) -> list[Group]:
-        groups = _make_local(self._size, self._timeout)
+        groups = _make_local(self._size, self._timeout, _LOCAL_DRAIN_SECONDS)
         # Weak: groups that are dropped unclosed are noticed, whoever still holds this object.
         self._groups = [weakref.ref(group) for group in groups]
         return groups
@@ -208,7 +210,8 @@ def _place(
     )
 
 
-def _make_local(size: int, timeout: float) -> list[Group]:
+def _make_local(size: int, timeout: float, drain_seconds: float, on_close: Callable[[], None] | None = None) -> list[Group]:
+    """Make the ranks of a world that have no other processes."""
     tuning = _core.default_tuning(size)
     number = next(_local_ids)
     process = _core.this_process()
@@ -220,21 +223,30 @@ def _make_local(size: int, timeout: float) -> list[Group]:
             _core.release(offset)
         raise
     members = [(process, offset) for offset in offsets]
-    return [
-        Group("world", number, rank, tuning, offsets[rank], members, timeout, drain_seconds=_LOCAL_DRAIN_SECONDS) for rank in range(size)
-    ]
+    store = LocalStore(size)
+
+    def make(rank: int) -> Group:
+        seat = LocalSeat(store, rank)
+
+        async def leave(reason: str | None) -> None:
+            seat.leave("left its world" if reason is None else f"failed: {reason}")
+            if on_close is not None:
+                on_close()
+
+        founder = Founder(seat, rank, [process] * size, f"local {number}")
+        return Group(
+            "world", number, rank, tuning, offsets[rank], members, timeout, founder=founder, on_close=leave, drain_seconds=drain_seconds
+        )
+
+    return [make(rank) for rank in range(size)]
 
 
 def _open_alone(place: _Place) -> Group:
-    tuning = _core.default_tuning(1)
-    number = next(_local_ids)
-    offset = _core.reserve(tuning, number, 0, 1)
-
-    async def on_close(reason: str | None) -> None:
+    def on_close() -> None:
         registry.set_world(None)
         _core.rest()
 
-    return Group("world", number, 0, tuning, offset, [(_core.this_process(), offset)], place.timeout, on_close=on_close)
+    return _make_local(1, place.timeout, DRAIN_SECONDS, on_close)[0]
 
 
 class _Forming:
@@ -248,6 +260,7 @@ class _Forming:
         self._client: RendezvousClient | None = None
 
     async def form(self) -> Group:
+        from aiodist.rendezvous.store import ControlStore
         from aiodist.rendezvous.thread import ControlThread
 
         place = self._place
@@ -267,6 +280,9 @@ class _Forming:
                 registry.set_world(None)
                 _core.rest()
 
+        assert self._client is not None  # _meet() made it
+        processes = [process for process, _ in attachment.members]
+        world = f"job {place.job} {membership.generation}"
         return Group(
             "world",
             _channel_id(place.job, membership.generation, "world"),
@@ -275,6 +291,7 @@ class _Forming:
             offset,
             attachment.members,
             place.timeout,
+            founder=Founder(ControlStore(control, self._client), membership.rank, processes, world),
             on_close=on_close,
         )
 

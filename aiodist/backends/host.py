@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import atexit
+import math
 import os
 from typing import Any, Final
 
@@ -11,13 +13,12 @@ import numpy as np
 
 from aiodist import _core, errors
 from aiodist._core import TensorFuture
-from aiodist.backends.base import COLLECTIVE_CODES, Call
+from aiodist.backends.base import COLLECTIVE_CODES, Call, Form
 from aiodist.devices.cpu import CpuEvent
 from aiodist.types import DTYPE_CODES, OP_CODES, dtype_code
 
-__all__ = ["HostBackend", "dtype_text"]
+__all__ = ["HostBackend", "dtype_of_text", "dtype_text"]
 
-_WILDCARD: Final = 1
 _DTYPE_NAMES: Final = {code: name for name, code in DTYPE_CODES.items()}
 # A description travels in the header; this much fits beside a shape of any length.
 _LONGEST_TEXT: Final = 900
@@ -49,8 +50,11 @@ class HostBackend:
             call.axis,
             call.root,
             call.rows,
-            _WILDCARD if call.wildcard else 0,
-            "" if call.dtype is None or code != 0 else dtype_text(call.dtype),
+            call.form,
+            call.tag,
+            "" if call.dtype is None or code != 0 or Form.MANY in call.form else dtype_text(call.dtype),
+            call.table,
+            call.sections,
             call.input,
             call.output,
             call.result,
@@ -69,7 +73,7 @@ def dtype_text(dtype: np.dtype) -> str:
     Raises:
         TypeError: the description is too long to travel.
     """
-    if type(dtype).__module__ != "numpy.dtypes" and dtype.kind == "V" and dtype.type.__module__ == "ml_dtypes":
+    if dtype.type.__module__ == "ml_dtypes":
         return f"ml_dtypes.{dtype.name}"
     text = repr(np.lib.format.dtype_to_descr(dtype))
     if len(text.encode()) > _LONGEST_TEXT:
@@ -81,8 +85,26 @@ def _dtype_of(code: int, text: str) -> np.dtype:
     name = _DTYPE_NAMES.get(code, "raw")
     if name == "bfloat16":
         text = "ml_dtypes.bfloat16"
-    elif name != "raw":
-        return np.dtype(name)
+    elif name != "raw" or not text:  # many arrays are plain bytes, until their own description is read
+        return np.dtype(name if name != "raw" else np.uint8)
+    return dtype_of_text(text)
+
+
+def dtype_of_text(text: str) -> np.dtype:
+    """Return the dtype that `dtype_text` described, perhaps in another process.
+
+    Raises:
+        ValueError: it can not be made here.
+    """
+    try:
+        return _dtype_of_text(text)
+    except ImportError:
+        raise ValueError(f"{text} needs ml_dtypes: pip install ml_dtypes") from None
+    except (ValueError, TypeError, KeyError, AttributeError, SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError(f"dtype {text[:100]!r} can not be made here ({error})") from None
+
+
+def _dtype_of_text(text: str) -> np.dtype:
     if text.startswith("ml_dtypes."):
         import ml_dtypes
 
@@ -92,13 +114,21 @@ def _dtype_of(code: int, text: str) -> np.dtype:
     return dtype
 
 
-def _make_array(data: np.ndarray, code: int, text: bytes, shape: tuple[int, ...]) -> np.ndarray:
-    """Give received bytes their dtype and shape. What describes them was written by a peer."""
+def _make_array(
+    data: np.ndarray, code: int, text: bytes, arrays: list[tuple[int, tuple[int, ...]]], is_list: bool
+) -> np.ndarray | list[np.ndarray]:
+    """Give received bytes, arrays at offsets in them, their dtype and shapes. What describes them was written by a peer."""
     try:
         dtype = _dtype_of(code, text.decode())
-    except (ValueError, TypeError, KeyError, AttributeError, SyntaxError) as error:
-        raise errors.TransportError(f"the root describes a dtype that can not be made here: {text[:100]!r} ({error})") from error
-    return data.view(dtype).reshape(shape) if data.size else np.empty(shape, dtype)
+    except ValueError as error:
+        raise errors.TransportError(f"what came can not be shown: {error}") from error
+    made = [_array_at(data, offset, shape, dtype) for offset, shape in arrays]
+    return made if is_list else made[0]
+
+
+def _array_at(data: np.ndarray, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    nbytes = math.prod(shape) * dtype.itemsize
+    return data[offset : offset + nbytes].view(dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
 
 
 def _make_error(
@@ -111,7 +141,11 @@ def _make_error(
     dtype: str,
     shape: tuple[int, ...],
     ranks: tuple[int, ...],
-) -> Exception:
+) -> BaseException:
+    if kind == "argument":
+        return ValueError(text)
+    if kind == "withdrawn":
+        return asyncio.CancelledError(text)
     return _ERROR_TYPES[kind](text, group=group, rank=rank, collective=collective, seq=seq, dtype=dtype, shape=shape, ranks=ranks)
 
 

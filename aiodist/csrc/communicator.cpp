@@ -9,6 +9,7 @@
 
 #include "collectives/operation.hpp"
 #include "collectives/rows.hpp"
+#include "messages/messages.hpp"
 #include "shm/memory.hpp"
 
 namespace aiodist {
@@ -16,11 +17,13 @@ namespace {
 
 // Small calls matched in one go before a large one gets its next segment.
 constexpr int kMatchesAtOnce = 64;
+// Room in a slot between its text and its payload, for alignment.
+constexpr std::size_t kMetaSpare = 16;
 
 }  // namespace
 
 std::uint64_t Communicator::reserve(Engine& engine, const Tuning& tuning, std::uint64_t id, int rank, int size) {
-    const std::uint64_t offset = engine.arena().allocate(channel_nbytes(tuning));
+    const std::uint64_t offset = engine.arena().allocate(channel_nbytes(tuning, size));
     auto* const block = new (engine.arena().at(offset)) ChannelBlock{};
     block->magic = kChannelMagic;
     block->id = id;
@@ -41,23 +44,26 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, Options options)
       options_(std::move(options)),
       headers_(options_.members.size()),
       pointers_(options_.members.size()) {
-    const std::size_t slots_at = round_up(sizeof(ChannelBlock), kLine);
+    const int members = static_cast<int>(options_.members.size());
+    const std::size_t lanes_at = round_up(sizeof(ChannelBlock), kLine);
+    const std::size_t slots_at = slots_offset(members);
     for (const MemberAddress& address : options_.members) {
-        const std::byte* const at = address.process->arena->at(address.block_offset, channel_nbytes(tuning()));
+        const std::byte* const at = address.process->arena->at(address.block_offset, channel_nbytes(tuning(), members));
         const auto* const block = reinterpret_cast<const ChannelBlock*>(at);
         const int q = static_cast<int>(members_.size());
         if (at == nullptr || block->magic != kChannelMagic || block->id != options_.id || block->rank != q ||
-            block->size != static_cast<int>(options_.members.size())) {
+            block->size != members) {
             throw std::runtime_error("rank " + std::to_string(q) + " of group '" + name() +
                                      "' published a block that is not one");
         }
-        members_.push_back({address.process, block, at + slots_at, 0, 0});
+        members_.push_back({address.process, block, reinterpret_cast<const Lane*>(at + lanes_at), at + slots_at, 0, 0});
         if (std::find(processes_.begin(), processes_.end(), address.process) == processes_.end()) {
             processes_.push_back(address.process);
         }
     }
     std::byte* const own = engine_->arena().at(options_.block_offset);
     block_ = reinterpret_cast<ChannelBlock*>(own);
+    lanes_ = reinterpret_cast<Lane*>(own + lanes_at);
     slots_ = own + slots_at;
     home_.store(std::this_thread::get_id(), std::memory_order_relaxed);  // a hint for one error text
 }
@@ -91,10 +97,17 @@ RequestRef Communicator::start(Call&& call, Clock::duration timeout) {
             request->finish(failure_);
             return request;
         }
-        request->seq = next_seq_++;
         pending_.fetch_add(1, std::memory_order_seq_cst);  // before the load in Engine::watch
-        unposted_.push(request);
-        unposted_count_.fetch_add(1, std::memory_order_relaxed);  // under the mutex; see post()
+        if (is_message(request->call.collective)) {
+            request->unmatched = request->call.collective == Collective::recv;
+            unmatched_ += request->unmatched ? 1 : 0;
+            new_messages_.push(request);
+            new_message_count_.fetch_add(1, std::memory_order_relaxed);  // under the mutex; see move_messages()
+        } else {
+            request->seq = next_seq_++;
+            unposted_.push(request);
+            unposted_count_.fetch_add(1, std::memory_order_relaxed);  // under the mutex; see post()
+        }
     }
     progress();
     return request;
@@ -103,7 +116,7 @@ RequestRef Communicator::start(Call&& call, Clock::duration timeout) {
 RequestRef Communicator::drained() {
     RequestRef request = RequestRef::adopt(new Request(shared_from_this(), Call{}));
     const std::lock_guard lock(issue_mutex_);
-    if (pending_.load(std::memory_order_relaxed) == 0) {  // settle() decrements under the same mutex
+    if (pending_.load(std::memory_order_relaxed) == unmatched_) {  // both change under the same mutex
         request->finish(nullptr);
     } else {
         draining_.push_back(request);
@@ -112,7 +125,7 @@ RequestRef Communicator::drained() {
 }
 
 void Communicator::ensure_staging(const Call& call) {
-    if (call.nbytes <= tuning().slot_nbytes || call.refused || size() == 1) {
+    if (call.nbytes <= tuning().slot_nbytes || call.refused || size() == 1 || is_message(call.collective)) {
         return;
     }
     const std::lock_guard lock(issue_mutex_);
@@ -147,9 +160,13 @@ void Communicator::unhelp() noexcept {
 
 std::optional<int> Communicator::waits_for_this_thread(const Request& request) const {
     const std::thread::id here = std::this_thread::get_id();
+    const bool message = is_message(request.call.collective);
     for (int q = 0; q < size(); ++q) {
         const Member& one = member(q);
-        if (q == rank() || !one.process->self || one.block->posted.load(std::memory_order_relaxed) > request.seq) {
+        const bool waited_for = message
+                                    ? q == request.call.root && request.unmatched
+                                    : q != rank() && one.block->posted.load(std::memory_order_relaxed) <= request.seq;
+        if (!one.process->self || !waited_for) {
             continue;
         }
         const auto local = engine_->local(*this, q);
@@ -198,7 +215,45 @@ bool Communicator::advance(bool large) {
         moved = true;
     }
     moved = (large && move_large()) || moved;
+    moved = move_messages(large) || moved;
+    long_.store(!large_.empty() || (messages_ && messages_->has_long()), std::memory_order_relaxed);  // a hint
     return post() || moved;
+}
+
+bool Communicator::move_messages(bool large) {
+    // A hint, which spares the mutex: see post().
+    while (new_message_count_.load(std::memory_order_relaxed) != 0) {
+        RequestRef request;
+        {
+            const std::lock_guard lock(issue_mutex_);
+            request = new_messages_.pop();
+            new_message_count_.fetch_sub(request ? 1 : 0, std::memory_order_relaxed);
+        }
+        if (!request) {
+            break;
+        }
+        if (!messages_) {
+            messages_ = std::make_unique<Messages>(*this);
+        }
+        messages_->add(std::move(request));
+    }
+    if (!messages_ || closed()) {  // closed: the peers may have freed what their lanes point to
+        return false;
+    }
+    const bool moved = messages_->step(large);
+    if (messages_->moving()) {
+        moving_.store(true, std::memory_order_relaxed);  // a hint, see the header
+    }
+    if (FailurePtr failure = messages_->take_failure()) {
+        break_group(std::move(failure));
+    }
+    return moved;
+}
+
+void Communicator::matched(Request& receive) {
+    const std::lock_guard lock(issue_mutex_);
+    unmatched_ -= receive.unmatched ? 1 : 0;
+    receive.unmatched = false;
 }
 
 bool Communicator::may_post(std::uint64_t seq) {
@@ -293,21 +348,29 @@ void Communicator::write_slot(Request& request) {
     head.nbytes = call.nbytes;
     head.itemsize = call.itemsize;
     const std::size_t shape_nbytes = call.shape.ndim * sizeof(std::uint64_t);
-    const std::size_t text_nbytes = std::min(call.text.size(), kMetaNbytes - sizeof(Header) - shape_nbytes - 16);
-    head.extra_nbytes = static_cast<std::uint32_t>(text_nbytes);
+    const std::size_t table_nbytes = call.table.size();  // fits: see check_meta()
+    const std::size_t text_nbytes =
+        std::min(call.text.size(), kMetaNbytes - sizeof(Header) - shape_nbytes - table_nbytes - kMetaSpare);
+    head.table_nbytes = static_cast<std::uint16_t>(table_nbytes);
+    head.text_nbytes = static_cast<std::uint16_t>(text_nbytes);
     head.input_offset = engine_->arena().offset_of(call.input, call.nbytes).value_or(kNoOffset);
     head.output_offset = engine_->arena().offset_of(call.output, 1).value_or(kNoOffset);
     head.staging_offset = staging_offset_;
     std::memcpy(at, &head, sizeof head);
     std::memcpy(at + sizeof head, call.shape.dims.data(), shape_nbytes);
-    if (text_nbytes != 0) {
-        std::memcpy(at + sizeof head + shape_nbytes, call.text.data(), text_nbytes);
+    std::byte* const rest = at + sizeof head + shape_nbytes;
+    if (table_nbytes + text_nbytes != 0) {
+        std::memcpy(rest, call.table.data(), table_nbytes);
+        std::memcpy(rest + table_nbytes, call.text.data(), text_nbytes);
     }
-    const bool carries = call.input != nullptr && call.nbytes <= tuning().slot_nbytes &&
-                         (call.collective != Collective::broadcast || call.root == rank());
-    if (carries) {
-        copy_run(at + payload_at(sizeof head + shape_nbytes + text_nbytes, call.nbytes), call.input, call.nbytes,
-                 false);
+    std::byte* const payload = at + payload_at(sizeof head + shape_nbytes + table_nbytes + text_nbytes, call.nbytes);
+    if (call.nbytes > tuning().slot_nbytes) {
+        return;
+    }
+    if (call.input != nullptr) {
+        copy_run(payload, call.input, call.nbytes, false);
+    } else if (!call.inputs.empty()) {
+        pack(payload, call.source(), 0, call.nbytes);
     }
 }
 
@@ -360,7 +423,7 @@ bool Communicator::match() {
                 Failure{FailureKind::transport, describe(*head) + ": no memory for the result", {}});
         }
     }
-    if (failure && failure->kind != FailureKind::refused) {
+    if (failure && failure->kind != FailureKind::refused && failure->kind != FailureKind::argument) {
         break_group(std::move(failure));
         return true;
     }
@@ -426,7 +489,9 @@ void Communicator::settle(RequestRef request, FailurePtr failure) {
         if (request->engine_serves) {
             engine_requests_.fetch_sub(1, std::memory_order_relaxed);
         }
-        if (pending_.fetch_sub(1, std::memory_order_relaxed) == 1) {
+        unmatched_ -= request->unmatched ? 1 : 0;
+        request->unmatched = false;
+        if (pending_.fetch_sub(1, std::memory_order_relaxed) - 1 == unmatched_) {
             drained.swap(draining_);
         }
         request->finish(std::move(failure));

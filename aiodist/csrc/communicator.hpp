@@ -17,20 +17,26 @@
 
 namespace aiodist {
 
+class Messages;
 class Operation;
 
 /// A header as it was copied out of a member's slot, checked as far as one can be alone.
 struct HeaderCopy {
     Header head;
     Shape shape;
+    std::vector<std::uint64_t> table;
     std::string text;
     const std::byte* payload = nullptr;  // in the slot; valid until the call is consumed
 };
+
+/// An array's shape as Python writes it.
+std::string shape_text(const std::uint64_t* dims, std::size_t ndim);
 
 /// One member of a channel, as its peers see it.
 struct Member {
     std::shared_ptr<Process> process;
     const ChannelBlock* block = nullptr;  // in the member's arena: untrusted
+    const Lane* lanes = nullptr;
     const std::byte* slots = nullptr;
     std::uint64_t posted = 0;  // last values seen, so that a flag is loaded only while it matters
     std::uint64_t consumed = 0;
@@ -97,6 +103,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     bool idle() const noexcept { return pending_.load(std::memory_order_seq_cst) == 0; }  // see Engine::sleep
     /// True while a large call has more steps: a hint for whoever drained the bell.
     bool moving() const noexcept { return moving_.load(std::memory_order_relaxed); }
+    /// True while there are data to move in segments: a hint likewise.
+    bool has_long() const noexcept { return long_.load(std::memory_order_relaxed); }
     std::uint64_t id() const noexcept { return options_.id; }
     /// Hands a pending request to the engine thread, which begins at once, or a little later: see Engine::wake_soon.
     void hand_over(Request& request, bool at_once = true);
@@ -109,6 +117,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     // For operations, under the claim.
     ChannelBlock& mine() const noexcept { return *block_; }
     const Member& member(int q) const noexcept { return members_[static_cast<std::size_t>(q)]; }
+    /// What this member writes about its messages with q, and what q writes about those with this one.
+    Lane& lane(int q) const noexcept { return lanes_[q]; }
+    const Lane& lane_from(int q) const noexcept { return member(q).lanes[rank()]; }
     const HeaderCopy& header(int q) const noexcept { return headers_[static_cast<std::size_t>(q)]; }
     std::byte* staging() const noexcept { return staging_; }
     /// Scratch of one pointer a member.
@@ -139,10 +150,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
         std::unique_ptr<Operation> operation;
     };
     class Claim;
+    friend class Messages;  // settles what it moves, in the words of verdict.cpp
 
     Communicator(std::shared_ptr<Engine> engine, Options options);
     bool advance(bool large);
     bool move_large();
+    bool move_messages(bool large);
+    void matched(Request& receive);
     bool post();
     bool may_post(std::uint64_t seq);
     void write_slot(Request& request);
@@ -152,6 +166,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     bool all_small() const noexcept;
     FailurePtr verdict(const Request& request) const;
     FailurePtr refusals(const Request& request) const;
+    FailurePtr misfits(const Request& request) const;
+    std::string misfit_of_joined(int r) const;
+    std::string misfit_of_share(int r) const;
+    std::string misfit_of_list(int r) const;
     void hear_refusals();
     FailurePtr mismatch(const Request& request) const;
     std::string describe(int q, const HeaderCopy& copy) const;
@@ -161,7 +179,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     FailurePtr look_for_trouble(TimePoint now) const;
     FailurePtr aborts(std::uint64_t lowest) const;
     FailurePtr losses(const Request& request) const;
+    FailurePtr lost(const Request& request, const std::vector<int>& waited_for) const;
     FailurePtr timed_out(const Request& request) const;
+    FailurePtr message_timed_out(const Request& request) const;
+    FailurePtr message_mismatch(const Request& request, const Record& head, const Shape& shape,
+                                const std::string& text) const;
+    FailurePtr withdrawn() const;
+    FailurePtr look_at_messages(TimePoint now) const;
     const Request* earliest_overdue(TimePoint now) const;
     const Request* lowest_pending() const;
     std::vector<int> waited_for(const Request& request) const;
@@ -175,14 +199,18 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::vector<const void*> pointers_;
     std::vector<std::shared_ptr<Process>> processes_;  // each once, this one included
     ChannelBlock* block_ = nullptr;
+    Lane* lanes_ = nullptr;
     std::byte* slots_ = nullptr;
     std::byte* staging_ = nullptr;
     std::uint64_t staging_offset_ = kNoOffset;
 
-    mutable std::mutex issue_mutex_;  // next_seq_, unposted_, draining_, failure_
+    mutable std::mutex issue_mutex_;  // next_seq_, unposted_, new_messages_, unmatched_, draining_, failure_
     std::uint64_t next_seq_ = 0;
     RequestQueue unposted_;
     std::atomic<std::uint32_t> unposted_count_{0};
+    RequestQueue new_messages_;  // sends and receives that messages_ has not seen
+    std::atomic<std::uint32_t> new_message_count_{0};
+    std::uint32_t unmatched_ = 0;  // receives without a message: closing does not wait for them
     std::vector<RequestRef> draining_;
     FailurePtr failure_;
     std::atomic<bool> broken_{false};
@@ -192,8 +220,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     // One thread at a time advances; the others leave a note. See progress().
     std::atomic<bool> claim_{false};
     std::atomic<bool> again_{false};
-    RequestQueue posted_;       // headers written, not yet matched
-    std::deque<Moving> large_;  // matched, data still moving, one after the other
+    RequestQueue posted_;                 // headers written, not yet matched
+    std::deque<Moving> large_;            // matched, data still moving, one after the other
+    std::unique_ptr<Messages> messages_;  // made when the first one is sent or received
     std::uint64_t consumed_ = 0;
     std::uint64_t large_calls_ = 0;  // so far; the same on all members when they create the same operation
     std::uint64_t cursor_ = 0;       // in the staging rings
@@ -202,6 +231,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::atomic<std::int32_t> engine_requests_{0};
     std::atomic<std::int32_t> helpers_{0};
     std::atomic<bool> moving_{false};
+    std::atomic<bool> long_{false};
 };
 
 }  // namespace aiodist

@@ -5,6 +5,7 @@
 
 #include "collectives/operation.hpp"
 #include "communicator.hpp"
+#include "messages/messages.hpp"
 
 namespace aiodist {
 
@@ -79,12 +80,19 @@ void Communicator::fail_all(const FailurePtr& failure) {
     while (RequestRef request = posted_.pop()) {
         settle(std::move(request), failure);
     }
+    if (messages_) {
+        messages_->fail_all(failure);
+    }
     while (true) {
         RequestRef request;
         {
             const std::lock_guard lock(issue_mutex_);
             request = unposted_.pop();
             unposted_count_.fetch_sub(request ? 1 : 0, std::memory_order_relaxed);
+            if (!request) {
+                request = new_messages_.pop();
+                new_message_count_.fetch_sub(request ? 1 : 0, std::memory_order_relaxed);
+            }
         }
         if (!request) {
             return;
@@ -107,6 +115,9 @@ void Communicator::check(TimePoint now) {
         return;
     }
     FailurePtr trouble;
+    if (messages_) {
+        messages_->expire(now);
+    }
     {
         const std::lock_guard lock(issue_mutex_);
         trouble = look_for_trouble(now);
@@ -155,6 +166,9 @@ bool Communicator::try_free() {
         if (same && one.block->left.load(std::memory_order_acquire) == 0) {  // acquire: its last reads came before
             return false;
         }
+    }
+    if (messages_) {
+        messages_->release();
     }
     engine_->arena().release(options_.block_offset);
     if (staging_ != nullptr) {

@@ -191,7 +191,7 @@ void Engine::on_bell() {
         // Large calls that the engine serves are left to it: a loop has better things to do than to copy segments.
         const bool engine = communicator->serves_engine();
         const bool moved = communicator->progress(!engine);
-        served = served || engine;
+        served = served || (engine && communicator->has_long());
         more = more || (moved && communicator->moving() && !engine);
     }
     // Who sleeps for a large call would miss what we have drained.

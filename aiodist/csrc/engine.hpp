@@ -17,6 +17,9 @@ namespace aiodist {
 
 class Communicator;
 
+/// What messages of one process may take together while they wait to be received (DESIGN section 2).
+inline constexpr std::uint64_t kSendBufferNbytes = std::uint64_t{256} << 20;
+
 /// A process whose memory we read: a peer, or this one.
 struct Process {
     Process() = default;
@@ -108,6 +111,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
     /// Ends the thread and lets go of everything. Bounded: the thread never waits for a peer.
     void stop();
     std::int32_t pid() const noexcept { return pid_; }
+    /// Takes room for a message that waits to be received; false where there is none. The counter guards nothing else.
+    bool take_send_buffer(std::uint64_t nbytes) noexcept {
+        std::uint64_t left = send_buffer_.load(std::memory_order_relaxed);
+        while (left >= nbytes && !send_buffer_.compare_exchange_weak(left, left - nbytes, std::memory_order_relaxed)) {
+        }
+        return left >= nbytes;
+    }
+    void give_send_buffer(std::uint64_t nbytes) noexcept { send_buffer_.fetch_add(nbytes, std::memory_order_relaxed); }
 
  private:
     Engine();
@@ -143,6 +154,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
         0};  // steady-clock ns of the engine's next tick; kAsleep while it sleeps without limit
     std::atomic<std::int64_t> last_aside_{0};  // steady-clock ns
     std::atomic<int> ranks_here_{1};           // the most members of a communicator: who may want a core at once
+    std::atomic<std::uint64_t> send_buffer_{kSendBufferNbytes};
     std::int32_t pid_ = 0;
 };
 

@@ -45,6 +45,11 @@ void Request::finish(FailurePtr failure) {
     }
 }
 
+bool Request::has_waiters() {
+    const std::lock_guard lock(waiters_mutex_);
+    return !waiters_.empty() || blocked.load(std::memory_order_relaxed) > 0;  // both change under the GIL
+}
+
 bool Request::add_waiter(std::shared_ptr<Port> port, std::uint64_t id) {
     const std::lock_guard lock(waiters_mutex_);
     if (done()) {

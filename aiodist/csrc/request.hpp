@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "collectives/rows.hpp"
 #include "shm/bell.hpp"
 #include "shm/layout.hpp"
 #include "types.hpp"
@@ -25,7 +26,9 @@ enum class FailureKind : std::uint8_t {
     peer_lost,
     mismatch,
     transport,
-    refused,  // the call only; the group goes on
+    refused,    // by a peer: the call only; the group goes on
+    argument,   // the same on the rank whose argument it is
+    withdrawn,  // a receive that nobody waits for any more; likewise
     closed,
 };
 
@@ -64,17 +67,34 @@ struct Call {
     Op op = Op::none;
     DType dtype = DType::raw;
     std::int8_t axis = 0;
-    std::uint16_t flags = 0;  // kWildcard
-    std::int32_t root = -1;
+    std::uint16_t flags = 0;  // kWildcard and its like
+    std::int32_t root = -1;   // of a send or recv: the peer
+    std::uint64_t tag = 0;    // of a send or recv
     std::uint32_t site = 0;
     std::uint32_t itemsize = 0;
     std::uint64_t nbytes = 0;  // of `input`; of `output` where there is only that
     std::uint64_t rows = 1;    // product of the extents before `axis`
     const std::byte* input = nullptr;
-    std::byte* output = nullptr;  // nullptr: allocate once the headers tell how much
+    std::byte* output = nullptr;       // neither this nor `outputs`: allocate once the headers tell how much
+    Pieces<const std::byte> inputs{};  // in place of `input`: several arrays as one
+    Pieces<std::byte> outputs{};
     bool refused = false;
-    std::string text;  // the dtype's description where its number does not say it; of a refused call, why
+    std::string table{};           // numbers, see varint.hpp and the flags
+    std::vector<Call> sections{};  // of kMany: parts of one dtype each, one after the other
+    std::string text;              // the dtype's description where its number does not say it; of a refused call, why
     Shape shape;
+
+    /// What this member brings, from byte `first` on.
+    Rows<const std::byte> source(std::size_t first = 0) const noexcept {
+        return inputs.empty() ? Rows<const std::byte>::run(input + first, nbytes - first)
+                              : Rows<const std::byte>::of(inputs, first);
+    }
+    /// Where byte `first` of the result and what follows it go.
+    Rows<std::byte> target(std::size_t first, std::size_t count) const noexcept {
+        return outputs.empty() ? Rows<std::byte>::run(output + first, count) : Rows<std::byte>::of(outputs, first);
+    }
+    bool brings() const noexcept { return input != nullptr || !inputs.empty(); }
+    bool has_place() const noexcept { return output != nullptr || !outputs.empty(); }
 };
 
 struct FreeDeleter {
@@ -89,7 +109,12 @@ struct Received {
     DType dtype = DType::raw;
     std::uint32_t itemsize = 0;
     std::string text;
-    std::vector<std::uint64_t> shape;
+    bool list = false;  // several arrays
+    struct Array {
+        std::uint64_t offset = 0;
+        std::vector<std::uint64_t> shape;
+    };
+    std::vector<Array> arrays;
 };
 
 /// A call in flight. Written by whoever holds the communicator's claim until `state` says otherwise, read-only
@@ -111,6 +136,10 @@ class Request {
 
     /// Ends the request and tells every waiter. A null failure is success.
     void finish(FailurePtr failure);
+    /// Says that nobody wants the outcome any more. Only a receive that has no message yet heeds it.
+    void give_up() noexcept { given_up_.store(true, std::memory_order_relaxed); }  // progress() follows
+    bool given_up() const noexcept { return given_up_.load(std::memory_order_relaxed); }
+    bool has_waiters();
     /// False if the request is done already: then nothing will be pushed.
     bool add_waiter(std::shared_ptr<Port> port, std::uint64_t id);
     void remove_waiter(const Port& port, std::uint64_t id);
@@ -122,8 +151,10 @@ class Request {
     std::uint64_t seq = 0;
     TimePoint deadline = TimePoint::max();
     Clock::duration timeout{};
-    bool engine_serves = false;      // counted in the communicator's engine_requests
-    std::atomic<bool> large{false};  // its data moves in segments, which the engine sees to
+    bool engine_serves = false;            // counted in the communicator's engine_requests
+    bool unmatched = false;                // a receive without a message; under the communicator's issue mutex
+    std::atomic<std::int32_t> blocked{0};  // threads that block for it
+    std::atomic<bool> large{false};        // its data moves in segments, which the engine sees to
     Received received;
     Request* next = nullptr;  // in the communicator's queue that holds it
 
@@ -138,6 +169,7 @@ class Request {
  private:
     std::atomic<std::uint32_t> references_{1};
     std::atomic<State> state_{State::pending};
+    std::atomic<bool> given_up_{false};
     std::shared_ptr<Communicator> communicator_;
     FailurePtr failure_;
     std::mutex waiters_mutex_;

@@ -57,6 +57,11 @@ enum class Collective : std::uint8_t {
 };
 inline constexpr std::size_t kCollectiveCount = 12;
 
+/// True for what stands outside the order of the collectives.
+constexpr bool is_message(Collective collective) noexcept {
+    return collective == Collective::send || collective == Collective::recv;
+}
+
 // The three name() functions answer "unknown" outside their enumeration: the number may come from shared memory.
 
 constexpr const char* name(DType dtype) noexcept {

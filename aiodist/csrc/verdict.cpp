@@ -1,12 +1,13 @@
-// Reading headers, comparing them, and saying what is wrong: the words a person sees when ranks disagree, die or do not
-// come.
+// Saying what is wrong: the words a person sees when ranks disagree, die or do not come.
 
 #include <algorithm>
 #include <cstring>
 #include <map>
 
+#include "collectives/blocks.hpp"
 #include "collectives/operation.hpp"
 #include "communicator.hpp"
+#include "messages/messages.hpp"
 
 namespace aiodist {
 namespace {
@@ -27,16 +28,36 @@ std::string join(const std::vector<int>& ranks) {
     return text;
 }
 
-std::string shape_text(const std::uint64_t* dims, std::size_t ndim) {
-    std::string text = "(";
-    for (std::size_t i = 0; i < ndim; ++i) {
-        text += (i == 0 ? "" : ", ") + std::to_string(dims[i]);
-    }
-    return text + (ndim == 1 ? ",)" : ")");
-}
-
 std::string dtype_text(DType dtype, const std::string& text) {
     return dtype == DType::raw && !text.empty() ? text : name(dtype);
+}
+
+/// The arrays that a member brings or expects.
+std::string arrays_text(const HeaderCopy& copy, int size) {
+    const std::string dtype = dtype_text(static_cast<DType>(copy.head.dtype), copy.text);
+    if ((copy.head.flags & kMany) != 0) {
+        const std::uint64_t count = copy.table.empty() ? 0 : copy.table[0];
+        return std::to_string(count) + " arrays, of " + dtype + " " + std::to_string(copy.head.nbytes) +
+               " bytes in all";
+    }
+    if ((copy.head.flags & kList) == 0) {
+        const int axis = copy.head.axis + (copy.head.axis < 0 ? copy.shape.ndim : 0);
+        const bool share = (copy.head.flags & kShare) != 0;
+        const bool divided = share && axis >= 0 && axis < copy.shape.ndim;
+        Shape shape = copy.shape;
+        if (divided) {  // said as the root says it: of the whole
+            shape.dims[static_cast<std::size_t>(axis)] *= static_cast<std::uint64_t>(size);
+        }
+        return std::string(share && !divided ? "a share of " : "") + dtype + " " +
+               shape_text(shape.dims.data(), shape.ndim);
+    }
+    std::string text = "[";
+    std::size_t at = 0;
+    for (int r = 0; r < size; ++r) {
+        const auto array = next_listed(copy.table, at);
+        text += (r == 0 ? "" : ", ") + (array ? shape_text(array->dims, array->ndim) : std::string("?"));
+    }
+    return dtype + " " + text + "]";
 }
 
 std::string seconds(Clock::duration duration) {
@@ -46,95 +67,14 @@ std::string seconds(Clock::duration duration) {
     return text;
 }
 
-/// True where the arrays that two members brought are alike.
-bool same_array(const HeaderCopy& a, const HeaderCopy& b) {
-    return a.head.dtype == b.head.dtype && a.head.itemsize == b.head.itemsize && a.head.nbytes == b.head.nbytes &&
-           a.shape.ndim == b.shape.ndim && a.text == b.text &&
-           std::equal(a.shape.dims.begin(), a.shape.dims.begin() + a.shape.ndim, b.shape.dims.begin());
-}
-
-bool wildcard(const HeaderCopy& copy) { return (copy.head.flags & kWildcard) != 0; }
-
-/// True where `other` asks for the same as `mine`, arrays included.
-bool agrees(const HeaderCopy& mine, const HeaderCopy& other) {
-    if (mine.head.collective != other.head.collective) {
-        return false;
-    }
-    switch (static_cast<Collective>(mine.head.collective)) {
-        case Collective::barrier:
-            return true;
-        case Collective::all_reduce:
-            return mine.head.op == other.head.op && same_array(mine, other);
-        case Collective::reduce_scatter:
-            return mine.head.op == other.head.op && mine.head.axis == other.head.axis && same_array(mine, other);
-        case Collective::all_gather:
-            return mine.head.axis == other.head.axis && same_array(mine, other);
-        case Collective::broadcast:
-            return mine.head.root == other.head.root && (wildcard(mine) || wildcard(other) || same_array(mine, other));
-        default:
-            return false;
-    }
-}
-
 }  // namespace
 
-bool Communicator::read_header(int q, std::uint64_t seq, HeaderCopy& copy) {
-    const std::byte* const at = member(q).slots + seq % tuning().slots * slot_stride(tuning());
-    Header& head = copy.head;
-    std::memcpy(&head, at, sizeof head);
-    const std::size_t shape_nbytes = head.ndim * sizeof(std::uint64_t);
-    if (head.seq != seq || head.ndim > kMaxDims || sizeof head + shape_nbytes + head.extra_nbytes > kMetaNbytes ||
-        (head.kind != static_cast<std::uint8_t>(HeaderKind::call) &&
-         head.kind != static_cast<std::uint8_t>(HeaderKind::refused))) {
-        return false;
+std::string shape_text(const std::uint64_t* dims, std::size_t ndim) {
+    std::string text = "(";
+    for (std::size_t i = 0; i < ndim; ++i) {
+        text += (i == 0 ? "" : ", ") + std::to_string(dims[i]);
     }
-    copy.shape.ndim = head.ndim;
-    std::memcpy(copy.shape.dims.data(), at + sizeof head, shape_nbytes);
-    const char* const text = reinterpret_cast<const char*>(at + sizeof head + shape_nbytes);
-    copy.text.assign(text, head.extra_nbytes);
-    copy.payload = at + payload_at(sizeof head + shape_nbytes + head.extra_nbytes, head.nbytes);
-    if (head.kind == static_cast<std::uint8_t>(HeaderKind::refused)) {
-        return true;  // nothing of it is used but its text
-    }
-    if (wildcard(copy)) {
-        return head.nbytes == 0 && head.ndim == 0 &&
-               head.collective == static_cast<std::uint8_t>(Collective::broadcast);
-    }
-    // The extents must say what nbytes says: both are used to compute addresses.
-    std::uint64_t nbytes = head.itemsize;
-    for (std::size_t i = 0; i < head.ndim; ++i) {
-        if (__builtin_mul_overflow(nbytes, copy.shape.dims[i], &nbytes)) {
-            return false;
-        }
-    }
-    const std::size_t item = itemsize(static_cast<DType>(head.dtype));
-    const bool barrier = head.collective == static_cast<std::uint8_t>(Collective::barrier);
-    return barrier || (nbytes == head.nbytes && (item == 0 || item == head.itemsize));
-}
-
-bool Communicator::all_small() const noexcept {
-    return std::all_of(headers_.begin(), headers_.end(),
-                       [this](const HeaderCopy& copy) { return copy.head.nbytes <= tuning().slot_nbytes; });
-}
-
-FailurePtr Communicator::verdict(const Request& request) const {
-    const HeaderCopy& mine = header(rank());
-    bool good = true;
-    for (const HeaderCopy& copy : headers_) {
-        if (copy.head.kind == static_cast<std::uint8_t>(HeaderKind::refused)) {
-            return refusals(request);
-        }
-        good = good && agrees(mine, copy);
-    }
-    if (good && mine.head.collective == static_cast<std::uint8_t>(Collective::broadcast)) {
-        // Two receivers that know what to expect were each compared with me; the root decides for all.
-        const int root = mine.head.root;
-        good =
-            root >= 0 && root < size() && !wildcard(header(root)) &&
-            std::all_of(
-                headers_.begin(), headers_.end(), [&](const HeaderCopy& copy) { return agrees(header(root), copy); });
-    }
-    return good ? nullptr : mismatch(request);
+    return text + (ndim == 1 ? ",)" : ")");
 }
 
 FailurePtr Communicator::refusals(const Request& request) const {
@@ -209,10 +149,12 @@ std::string Communicator::describe(int q, const HeaderCopy& copy) const {
         text += separator + field;
         separator = ", ";
     };
-    if (collective != Collective::barrier) {
-        add(wildcard(copy) ? "any array"
-                           : dtype_text(static_cast<DType>(head.dtype), copy.text) + " " +
-                                 shape_text(copy.shape.dims.data(), copy.shape.ndim));
+    if ((head.flags & kObject) != 0) {
+        add((head.flags & kPickled) != 0 ? "an object, pickled" : "an object");
+    } else if ((head.flags & kWildcard) != 0) {
+        add((head.flags & kMany) != 0 ? "any arrays" : "any array");
+    } else if (collective != Collective::barrier) {
+        add(arrays_text(copy, size()));
     }
     if (head.op != 0) {
         add(std::string("op=") + aiodist::name(static_cast<Op>(head.op)));
@@ -220,16 +162,27 @@ std::string Communicator::describe(int q, const HeaderCopy& copy) const {
     if (head.root >= 0) {
         add("root=" + std::to_string(head.root));
     }
-    if (collective == Collective::all_gather || collective == Collective::reduce_scatter) {
+    const bool along = collective == Collective::all_gather || collective == Collective::reduce_scatter ||
+                       collective == Collective::gather || collective == Collective::scatter ||
+                       collective == Collective::all_to_all;
+    if (along && (head.flags & (kList | kObject)) == 0 && head.axis != kNoAxis) {
         add("axis=" + std::to_string(head.axis));
+    }
+    if ((head.flags & kUneven) != 0 && (head.flags & kObject) == 0) {
+        add("uneven");
     }
     return text + ")" + engine_->site_text(*member(q).process, head.site);
 }
 
 std::string Communicator::describe(const Request& request) const {
     const Call& call = request.call;
-    std::string text = std::string(aiodist::name(call.collective)) + " #" + std::to_string(request.seq) +
-                       " of group '" + name() + "' (rank " + std::to_string(rank()) + " of " + std::to_string(size());
+    std::string which = " #" + std::to_string(request.seq);
+    if (is_message(call.collective)) {
+        which = std::string(call.collective == Collective::send ? " to" : " from") + " rank " +
+                std::to_string(call.root) + " with tag " + std::to_string(call.tag);
+    }
+    std::string text = aiodist::name(call.collective) + which + " of group '" + name() + "' (rank " +
+                       std::to_string(rank()) + " of " + std::to_string(size());
     if (call.nbytes != 0 && !call.refused) {
         text += ", " + dtype_text(call.dtype, call.text) + " " + shape_text(call.shape.dims.data(), call.shape.ndim);
     }
@@ -283,24 +236,55 @@ std::vector<int> Communicator::waited_for(const Request& request) const {
     return ranks;
 }
 
-FailurePtr Communicator::losses(const Request& request) const {
-    std::vector<int> lost;
+FailurePtr Communicator::losses(const Request& request) const { return lost(request, waited_for(request)); }
+
+FailurePtr Communicator::lost(const Request& request, const std::vector<int>& waited_for) const {
+    std::vector<int> gone;
     std::string how;
-    for (const int q : waited_for(request)) {
+    for (const int q : waited_for) {
         const Member& one = member(q);
         if (q != rank() && one.block->left.load(std::memory_order_seq_cst) != 0) {
-            lost.push_back(q);
+            gone.push_back(q);
             how = "left";
         } else if (one.process->dead.load(std::memory_order_seq_cst)) {
-            lost.push_back(q);
+            gone.push_back(q);
             how = "died (pid " + std::to_string(one.process->pid) + ")";
         }
     }
-    if (lost.empty()) {
+    if (gone.empty()) {
         return nullptr;
     }
     return std::make_shared<Failure>(
-        Failure{FailureKind::peer_lost, describe(request) + ": " + join(lost) + " " + how, lost});
+        Failure{FailureKind::peer_lost, describe(request) + ": " + join(gone) + " " + how, gone});
+}
+
+FailurePtr Communicator::message_timed_out(const Request& request) const {
+    const int q = request.call.root;
+    const bool waits = request.call.collective == Collective::recv && request.unmatched;
+    return std::make_shared<Failure>(Failure{
+        FailureKind::timeout,
+        describe(request) + engine_->site_text(*engine_->self(), request.call.site) + " timed out after " +
+            seconds(request.timeout) + (waits ? ": no such message has come from " : " waiting for ") + join({q}),
+        {q}});
+}
+
+FailurePtr Communicator::message_mismatch(const Request& request, const Record& head, const Shape& shape,
+                                          const std::string& text) const {
+    const int q = request.call.root;
+    const Call& call = request.call;
+    return std::make_shared<Failure>(Failure{
+        FailureKind::mismatch,
+        describe(request) + ": the ranks asked for different things\n  rank " + std::to_string(rank()) + ": recv(" +
+            dtype_text(call.dtype, call.text) + " " + shape_text(call.shape.dims.data(), call.shape.ndim) + ")" +
+            engine_->site_text(*engine_->self(), call.site) + "\n  rank " + std::to_string(q) + ": send(" +
+            dtype_text(static_cast<DType>(head.dtype), text) + " " + shape_text(shape.dims.data(), shape.ndim) + ")" +
+            engine_->site_text(*member(q).process, head.site),
+        {q}});
+}
+
+FailurePtr Communicator::withdrawn() const {
+    return std::make_shared<Failure>(
+        Failure{FailureKind::withdrawn, "the receive was withdrawn: nobody waited for it any more", {}});
 }
 
 FailurePtr Communicator::timed_out(const Request& request) const {
@@ -336,9 +320,20 @@ const Request* Communicator::earliest_overdue(TimePoint now) const {
     return found != nullptr ? found : overdue(unposted_.front());
 }
 
+FailurePtr Communicator::look_at_messages(TimePoint now) const {
+    if (!messages_ || !messages_->pending()) {
+        return nullptr;
+    }
+    FailurePtr failure = aborts(kNever - 1);  // messages have no place in the order: any failure of the group is theirs
+    return failure ? failure : messages_->trouble(now);
+}
+
 // In this order: flags were looked at just before, then aborts, deaths, deadlines.
 FailurePtr Communicator::look_for_trouble(TimePoint now) const {
     const Request* const lowest = lowest_pending();
+    if (FailurePtr failure = look_at_messages(now)) {
+        return failure;
+    }
     if (lowest == nullptr) {
         return nullptr;
     }

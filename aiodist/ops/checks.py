@@ -6,13 +6,29 @@ import math
 import operator
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from aiodist.backends.base import Backend
+from aiodist.ops.arrays import NUMPY, kind_of
 
-__all__ = ["Output", "as_input", "as_output", "check_axis", "check_root", "check_timeout", "refusing"]
+__all__ = [
+    "Output",
+    "as_input",
+    "as_output",
+    "as_target",
+    "check_axis",
+    "check_flag",
+    "check_rank",
+    "check_tag",
+    "check_timeout",
+    "output_to",
+    "refusing",
+]
+
+
+_MOST_DIMENSIONS: Final = 64  # numpy's own limit
 
 
 class refusing:  # used as a with statement's verb
@@ -50,26 +66,55 @@ def check_timeout(timeout: Any) -> float | None:
     return seconds
 
 
-def check_root(root: Any, size: int) -> int:
-    """Return `root` as a group rank.
+def check_rank(rank: Any, size: int, name: str) -> int:
+    """Return `rank` as a group rank.
 
     Raises:
         TypeError: it is no whole number.
         ValueError: no rank of the group has it.
     """
-    if isinstance(root, bool):
-        raise TypeError("root must be a group rank, not bool")
+    if isinstance(rank, bool):
+        raise TypeError(f"{name} must be a group rank, not bool")
     try:
-        rank = operator.index(root)
+        index = operator.index(rank)
     except TypeError:
-        raise TypeError(f"root must be a group rank, not {type(root).__name__}") from None
-    if not 0 <= rank < size:
-        raise ValueError(f"root {rank} is not a rank of this group of {size}")
-    return rank
+        raise TypeError(f"{name} must be a group rank, not {type(rank).__name__}") from None
+    if not 0 <= index < size:
+        raise ValueError(f"{name} {index} is not a rank of this group of {size}")
+    return index
 
 
-def check_axis(axis: Any, ndim: int) -> int:
-    """Return `axis` counted from 0.
+def check_tag(tag: Any) -> int:
+    """Return `tag` as a number.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is negative, or larger than 64 bits hold.
+    """
+    if isinstance(tag, bool):
+        raise TypeError("tag must be a whole number, not bool")
+    try:
+        number = operator.index(tag)
+    except TypeError:
+        raise TypeError(f"tag must be a whole number, not {type(tag).__name__}") from None
+    if not 0 <= number < 2**63:
+        raise ValueError(f"tag must be from 0 to 2**63 - 1, not {number}")
+    return number
+
+
+def check_flag(flag: Any, name: str) -> bool:
+    """Return `flag`, which is True or False.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(flag, bool | np.bool):
+        raise TypeError(f"{name} must be True or False, not {type(flag).__name__}")
+    return bool(flag)
+
+
+def check_axis(axis: Any, ndim: int | None) -> int:
+    """Return `axis` counted from 0, or as it is where the number of dimensions is not known (None).
 
     Raises:
         TypeError: it is no whole number.
@@ -79,6 +124,10 @@ def check_axis(axis: Any, ndim: int) -> int:
         index = operator.index(axis)
     except TypeError:
         raise TypeError(f"axis must be a whole number, not {type(axis).__name__}") from None
+    if ndim is None:
+        if not -_MOST_DIMENSIONS <= index < _MOST_DIMENSIONS:
+            raise ValueError(f"axis {index} is out of range: no array has so many dimensions")
+        return index
     if not -ndim <= index < ndim:
         raise ValueError(f"axis {index} is out of range for an array of {ndim} dimensions")
     return index % ndim
@@ -92,10 +141,7 @@ def as_input(x: Any, name: str = "x") -> np.ndarray:
     """
     if x is None:
         raise TypeError(f"{name} must be an array, not None")
-    try:
-        array = np.asarray(x)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} can not be read as an array: {error}") from None
+    array = kind_of(x).view(x, name)
     if array.dtype.hasobject:
         raise TypeError(f"{name} holds Python objects (dtype {array.dtype}): no pointer may leave the process")
     if not array.dtype.isnative:
@@ -106,11 +152,11 @@ def as_input(x: Any, name: str = "x") -> np.ndarray:
 
 
 class Output:
-    """Where a result goes: a plain array for the backend, and what brings it to the caller's own layout.
+    """Where a result goes: a plain array for the backend, and what makes the caller's array of it.
 
     Attributes:
         array: What the backend writes.
-        finish: Called with `array` at the end; None where it is the caller's array already.
+        finish: Called with `array` at the end; None where it is what the caller gets.
     """
 
     __slots__ = ("array", "finish")
@@ -120,7 +166,16 @@ class Output:
         self.finish = finish
 
 
-def as_output(out: Any, shape: tuple[int, ...], dtype: np.dtype, source: np.ndarray | None = None, *, own_slot: bool = False) -> Output:
+def as_output(
+    out: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    source: np.ndarray | None = None,
+    *,
+    like: Any = None,
+    own_slot: bool = False,
+    name: str = "out",
+) -> Output:
     """Return where a result of `shape` and `dtype` goes: a new array, or the caller's `out`.
 
     Args:
@@ -128,35 +183,52 @@ def as_output(out: Any, shape: tuple[int, ...], dtype: np.dtype, source: np.ndar
         shape: Shape of the result.
         dtype: Element type of the result.
         source: The plain input (see `as_input`): it may be `out` itself, but not overlap it in part. A copy of the caller's never does.
+        like: What the caller passed in: without `out` the result becomes one of its kind.
         own_slot: The input may lie anywhere inside `out`; the caller sees to it.
+        name: What errors call `out`.
 
     Raises:
-        TypeError: `out` is no ndarray or has another dtype.
+        TypeError: `out` is no array that can be written, or has another dtype.
         ValueError: `out` has another shape, is read-only, repeats memory, or overlaps the input in part.
     """
     if out is None:
-        return Output(np.empty(shape, dtype))
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be a numpy array, not {type(out).__name__}")
-    if out.shape != shape:
-        raise ValueError(f"out has shape {out.shape} ({out.size} elements), the result {shape} ({math.prod(shape)} elements)")
-    if out.dtype.newbyteorder("=") != dtype:
-        raise TypeError(f"out has dtype {out.dtype}, the result {dtype}")
-    if not out.flags.writeable:
-        raise ValueError("out is read-only")
-    if out.size and any(extent > 1 and stride == 0 for extent, stride in zip(out.shape, out.strides, strict=True)):
-        raise ValueError("out repeats its memory (a stride of 0)")
-    if not own_slot and source is not None and not _same_memory(source, out) and _overlap(source, out):
-        raise ValueError("out overlaps x in part; pass the same array, or a separate one")
-    plain = type(out) is np.ndarray and out.flags.c_contiguous and out.flags.aligned and out.dtype.isnative
-    if plain:
-        return Output(out)
+        kind = kind_of(like)
+        return Output(np.empty(shape, dtype), None if kind is NUMPY else kind.wrap)
+    target = as_target(out, name)
+    if target.shape != shape:
+        raise ValueError(f"{name} has shape {target.shape} ({target.size} elements), the result {shape} ({math.prod(shape)} elements)")
+    if target.dtype.newbyteorder("=") != dtype:
+        raise TypeError(f"{name} has dtype {target.dtype}, the result {dtype}")
+    if not own_slot and source is not None and not _same_memory(source, target) and _overlap(source, target):
+        raise ValueError(f"{name} overlaps x in part; pass the same array, or a separate one")
+    return output_to(out, target)
 
-    def finish(result: np.ndarray) -> np.ndarray:
-        np.copyto(out, result)
+
+def as_target(out: Any, name: str = "out") -> np.ndarray:
+    """Return the memory of the caller's `out` as an array.
+
+    Raises:
+        TypeError: it is no array that can be written.
+        ValueError: it is read-only, or repeats memory.
+    """
+    target = kind_of(out).target(out, name)
+    if target.dtype.hasobject:
+        raise TypeError(f"{name} holds Python objects (dtype {target.dtype}): no pointer may leave the process")
+    if target.size and any(extent > 1 and stride == 0 for extent, stride in zip(target.shape, target.strides, strict=True)):
+        raise ValueError(f"{name} repeats its memory (a stride of 0)")
+    return target
+
+
+def output_to(out: Any, target: np.ndarray) -> Output:
+    """Return how a result reaches `out`, whose memory is `target`: at once where that is a plain array, else by a copy at the end."""
+    if type(target) is np.ndarray and target.flags.c_contiguous and target.flags.aligned and target.dtype.isnative:
+        return Output(target, None if out is target else lambda _: out)
+
+    def finish(result: np.ndarray) -> Any:
+        np.copyto(target, result)
         return out
 
-    return Output(np.empty(shape, dtype), finish)
+    return Output(np.empty(target.shape, target.dtype.newbyteorder("=")), finish)
 
 
 def _same_memory(a: np.ndarray, b: np.ndarray) -> bool:

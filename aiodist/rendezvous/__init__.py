@@ -3,11 +3,12 @@
 The modules are imported by name, because importing this package loads neither aiohttp nor an event loop:
 
     messages    what travels between a member and the server
-    job         one job's records: members, keys, barriers
+    job         one job's records: members, keys, barriers, gathers
     state       the state machine over all jobs; no I/O and no clock
     sockets     spellings of addresses, listening, name resolution
     server      `RendezvousServer`, the aiohttp application around the state machine
     link        opening a connection to a server, and telling it from a stranger
     client      `RendezvousClient`
+    store       `ControlStore`, through which groups are made
     thread      `ControlThread`, the daemon thread whose event loop carries a client
 """

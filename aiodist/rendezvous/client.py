@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -28,6 +28,7 @@ from aiodist.rendezvous.messages import (
     Delete,
     Done,
     Formed,
+    Gather,
     Get,
     Join,
     Leave,
@@ -40,16 +41,18 @@ from aiodist.rendezvous.messages import (
     Roster,
     Set,
     Value,
+    Values,
     Welcome,
     decode_answer,
     encode,
 )
 from aiodist.rendezvous.sockets import check_token, parse_address
+from aiodist.store import Outcome, Unmet
 
 __all__ = ["Membership", "Notice", "RendezvousClient"]
 
-A = TypeVar("A", Done, Formed, Number, Value)
-_Numbered: TypeAlias = Add | Barrier | Compare | Delete | Get | Join | Leave | Set
+A = TypeVar("A", Done, Formed, Number, Value, Values)
+_Numbered: TypeAlias = Add | Barrier | Compare | Delete | Gather | Get | Join | Leave | Set
 
 _GRACE_S: Final = 5.0
 _CLOSE_S: Final = 2.0
@@ -257,6 +260,22 @@ class RendezvousClient:
         wait = self._wait(timeout)
         await self._ask(Barrier(self._number(), self._key(name), wait), Done, wait)
 
+    async def gather(self, name: str, members: Sequence[int], value: bytes, *, timeout: float | None = None) -> Outcome:  # noqa: ASYNC109
+        """Bring a value to the gather of that name between these ranks, this one among them.
+
+        Returns:
+            The values in the members' order once all have brought theirs; `Unmet` if the server refused, so that nobody got this value.
+
+        Raises:
+            RendezvousError: there was no answer; the others may have got the value all the same.
+        """
+        wait = self._wait(timeout)
+        request = Gather(self._number(), self._key(name), list(members), self._value(name, value), wait)
+        answer = await self._answer(request, wait)
+        if isinstance(answer, Refused):
+            return Unmet(answer.code, answer.text, tuple(answer.ranks))
+        return _expect(answer, Values, request).values
+
     # -- requests and answers ----------------------------------------------------------------------------------------------------
 
     def _number(self) -> int:
@@ -283,6 +302,12 @@ class RendezvousClient:
         return value
 
     async def _ask(self, request: _Numbered, kind: type[A], wait: float = 0.0) -> A:
+        answer = await self._answer(request, wait)
+        if isinstance(answer, Refused):
+            raise ValueError(answer.text) if answer.code == "argument" else RendezvousError(answer.text, ranks=answer.ranks)
+        return _expect(answer, kind, request)
+
+    async def _answer(self, request: _Numbered, wait: float) -> Answer:
         """Send a request and wait for its answer; the server is the judge of ``wait``, this side allows it some time more."""
         if self._ended is not None or self._welcome is None:
             raise RendezvousError(self._ended or f"the client is not connected to the rendezvous at {self._address}")
@@ -291,7 +316,7 @@ class RendezvousClient:
         self._outbox.put_nowait(request)
         try:
             async with asyncio.timeout(wait + _GRACE_S):
-                answer = await future
+                return await future
         except TimeoutError:
             self._outbox.put_nowait(Cancel(request.id))
             raise RendezvousError(f"the rendezvous at {self._address} gave no answer within {wait + _GRACE_S:g} s") from None
@@ -300,11 +325,6 @@ class RendezvousClient:
             raise
         finally:
             del self._pending[request.id]
-        if isinstance(answer, Refused):
-            raise ValueError(answer.text) if answer.code == "argument" else RendezvousError(answer.text, ranks=answer.ranks)
-        if not isinstance(answer, kind):
-            raise RendezvousError(f"the rendezvous at {self._address} answered {type(request).__name__} by {type(answer).__name__}")
-        return answer
 
     async def _serve(self, ready: asyncio.Future[Welcome]) -> None:
         """The connection's task: it owns the connection from the first try to the end."""
@@ -364,6 +384,12 @@ class RendezvousClient:
             self._on_notice(notice)
         except Exception:
             _log.exception("on_notice of job %s failed", self._job)
+
+
+def _expect(answer: Answer, kind: type[A], request: _Numbered) -> A:
+    if not isinstance(answer, kind):
+        raise RendezvousError(f"the rendezvous answered {type(request).__name__} by {type(answer).__name__}")
+    return answer
 
 
 def _seconds(timeout: float) -> float:

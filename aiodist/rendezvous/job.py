@@ -1,4 +1,4 @@
-"""One job's records: its members, the keys and the barriers of each world it formed. Pure data and rules: no I/O, no clock."""
+"""One job's records: its members, the keys, barriers and gathers of each world it formed. Pure data and rules: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -8,9 +8,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from aiodist.rendezvous.messages import Add, Barrier, Compare, Done, Notice, Number, Refused, Value
+import msgspec
 
-__all__ = ["Failure", "Job", "Limits", "Member", "Ticket", "World", "label", "listed", "name_ranks"]
+from aiodist.rendezvous.messages import (
+    JOB_NAME,
+    Add,
+    Answer,
+    Barrier,
+    Compare,
+    Done,
+    Gather,
+    Join,
+    Notice,
+    Number,
+    Refused,
+    Value,
+    Values,
+)
+from aiodist.store import Gathers, Met, Unmet
+
+__all__ = ["Failure", "Job", "Limits", "Member", "Ticket", "World", "label", "listed", "name_ranks", "wrong_join"]
 
 Ticket: TypeAlias = tuple[int, int]
 """A request that waits: (connection, request number)."""
@@ -29,9 +46,9 @@ class Limits:
         members: Members of one job.
         connections: Open member connections, over all jobs.
         keys: Keys of one world.
-        key_nbytes: Length of a key or a barrier's name, in UTF-8.
+        key_nbytes: Length of a key or of a barrier's or gather's name, in UTF-8.
         value_nbytes: Length of a value.
-        keys_nbytes: All keys and values of one world together.
+        keys_nbytes: All keys and values of one world together; and as much for the values of its gathers that wait.
         info_nbytes: A member's info, as JSON.
         waits: Requests of one connection that wait at a time.
         outgoing_nbytes: What may queue for a connection that does not read; past it the connection is dropped.
@@ -87,7 +104,7 @@ class Failure:
 
 
 class World:
-    """One generation of a job: a formed set of ranks, with keys and barriers of its own."""
+    """One generation of a job: a formed set of ranks, with keys, barriers and gathers of its own."""
 
     def __init__(self, job: str, generation: int, members: Sequence[Member], limits: Limits) -> None:
         self.job = job
@@ -96,6 +113,7 @@ class World:
         self.keys: dict[str, bytes] = {}
         self.key_waits: dict[str, list[Ticket]] = {}
         self.barriers: dict[str, dict[int, Ticket]] = {}
+        self.gathers: Gathers[Ticket] = Gathers(len(members), lambda rank: f"rank {rank} ({members[rank].label})")
         self.untold: list[Notice] = []
         """Fates that the remaining members have not been told yet."""
         self.tell_at = -math.inf
@@ -168,8 +186,35 @@ class World:
         waiting[rank] = ticket
         return list(self.barriers.pop(request.name).values()) if len(waiting) == self.size else None
 
+    def gather(self, request: Gather, rank: int, ticket: Ticket) -> list[tuple[Ticket, Answer]]:
+        """Take part in a gather: what is to be answered to whom, nothing while it waits."""
+        limits = self._limits
+        if len(request.name.encode()) > limits.key_nbytes:
+            return [(ticket, Refused(request.id, "argument", f"the gather's name has more than {limits.key_nbytes} bytes"))]
+        if len(request.value) > limits.value_nbytes:
+            text = f"the value for gather {request.name!r} has {len(request.value)} bytes, the limit is {limits.value_nbytes}"
+            return [(ticket, Refused(request.id, "argument", text))]
+        if self.gathers.nbytes + len(request.value) > limits.keys_nbytes:
+            text = f"the gathers of job {self.job} may hold {limits.keys_nbytes} bytes in all"
+            return [(ticket, Refused(request.id, "limit", text))]
+        outcome = self.gathers.enter(request.name, request.members, rank, request.value, ticket)
+        if isinstance(outcome, Met):
+            return [(held, Values(held[1], outcome.values)) for held in outcome.tickets]
+        return [] if outcome is None else [(ticket, _refusal(ticket, outcome))]
+
+    def part(self, member: Member) -> list[tuple[Ticket, Answer]]:
+        """A member is gone: what is to be answered to whom because of it."""
+        answers: list[tuple[Ticket, Answer]] = []
+        for name, waiting in self.barriers.items():
+            answers += [(ticket, self.broken(ticket[1], name, [member])) for ticket in waiting.values()]
+        self.barriers.clear()
+        fate = f"{member.fate.kind}: {member.fate.reason}" if member.fate is not None else "left"
+        answers += [(ticket, _refusal(ticket, unmet)) for ticket, unmet in self.gathers.leave(member.rank, fate).items()]
+        return answers
+
     def withdraw(self, ticket: Ticket, name: str) -> None:
-        """Take a waiting request out of a barrier or a key's queue."""
+        """Take a waiting request out of a gather, a barrier or a key's queue."""
+        self.gathers.withdraw(ticket)
         waiting = self.barriers.get(name, {})
         for rank in [rank for rank, held in waiting.items() if held == ticket]:
             del waiting[rank]
@@ -200,7 +245,14 @@ class World:
             {"name": name, "waiting": sorted(waiting), "missing": [m.rank for m in self.missing(name)]}
             for name, waiting in self.barriers.items()
         ]
-        return {"generation": self.generation, "world_size": self.size, "members": members, "barriers": barriers, "keys": len(self.keys)}
+        return {
+            "generation": self.generation,
+            "world_size": self.size,
+            "members": members,
+            "barriers": barriers,
+            "gathers": self.gathers.view(),
+            "keys": len(self.keys),
+        }
 
     def broken(self, request_id: int, name: str, gone: Sequence[Member]) -> Refused:
         """What those in a barrier are told when members can not come any more."""
@@ -280,6 +332,21 @@ class Job:
         }
 
 
+def wrong_join(request: Join, limits: Limits) -> str | None:
+    """Say what is wrong with a join by itself."""
+    if not JOB_NAME.match(request.job):
+        return f"{request.job[:128]!r} is no name of a job: letters, digits and _.:@+- , 128 at most"
+    if not 1 <= request.world_size <= limits.members:
+        return f"world size {request.world_size} is not between 1 and {limits.members}"
+    if request.rank is not None and not 0 <= request.rank < request.world_size:
+        return f"rank {request.rank} is not between 0 and {request.world_size - 1}"
+    try:
+        nbytes = len(msgspec.json.encode(request.info))
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
+        return "the info can not be written as JSON"
+    return f"the info has {nbytes} bytes as JSON, the limit is {limits.info_nbytes}" if nbytes > limits.info_nbytes else None
+
+
 def label(info: dict[str, Any]) -> str:
     """``host:pid`` of a member, for people."""
     return f"{str(info.get('host', '?'))[:80]}:{str(info.get('pid', '?'))[:20]}"
@@ -294,3 +361,7 @@ def listed(items: Sequence[str], separator: str = ", ") -> str:
 def name_ranks(ranks: Sequence[int]) -> str:
     """``rank 2`` or ``ranks 2, 3``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {listed([str(rank) for rank in ranks])}"
+
+
+def _refusal(ticket: Ticket, unmet: Unmet) -> Refused:
+    return Refused(ticket[1], unmet.code, unmet.text, list(unmet.ranks))

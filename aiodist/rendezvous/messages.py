@@ -26,6 +26,7 @@ __all__ = [
     "Delete",
     "Done",
     "Formed",
+    "Gather",
     "Get",
     "Hello",
     "Int64",
@@ -43,13 +44,14 @@ __all__ = [
     "Seconds",
     "Set",
     "Value",
+    "Values",
     "Welcome",
     "decode_answer",
     "decode_request",
     "encode",
 ]
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 MEMBERS_PATH: Final = "/api/v1/members"
 MARK_HEADER: Final = "X-Aiodist-Rendezvous"
 """Stands in every HTTP answer of our server, so that its refusals are told from a stranger's."""
@@ -144,6 +146,20 @@ class Barrier(_Message, frozen=True):
     timeout: Seconds
 
 
+class Gather(_Message, frozen=True):
+    """Bring a value and get those of all ``members`` once each of them has sent the same name and members.
+
+    Attributes:
+        members: Ranks of the world in an order, the sender's among them.
+    """
+
+    id: RequestId
+    name: Name
+    members: list[Count]
+    value: bytes
+    timeout: Seconds
+
+
 class Leave(_Message, frozen=True):
     """Say goodbye; a reason makes it a failure that every other member is told."""
 
@@ -157,7 +173,7 @@ class Cancel(_Message, frozen=True):
     id: RequestId
 
 
-Request: TypeAlias = Hello | Join | Set | Get | Add | Compare | Delete | Barrier | Leave | Cancel
+Request: TypeAlias = Hello | Join | Set | Get | Add | Compare | Delete | Barrier | Gather | Leave | Cancel
 
 
 class Welcome(_Message, frozen=True):
@@ -195,6 +211,13 @@ class Value(_Message, frozen=True):
     id: int
     value: bytes | None
     swapped: bool = False
+
+
+class Values(_Message, frozen=True):
+    """What all members of a gather brought, in the order of its members."""
+
+    id: int
+    values: list[bytes]
 
 
 class Number(_Message, frozen=True):
@@ -240,7 +263,7 @@ class Notices(_Message, frozen=True):
     notices: list[Notice]
 
 
-Answer: TypeAlias = Welcome | Roster | Formed | Done | Value | Number | Refused | Notices
+Answer: TypeAlias = Welcome | Roster | Formed | Done | Value | Values | Number | Refused | Notices
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _request_decoder: Final = msgspec.msgpack.Decoder(Request)

@@ -5,18 +5,15 @@ at `Service.next_deadline`; so the server, a third party, judges who is late, an
 
 A job forms *worlds*, counted by generations. A process that was a member of generation g may join again with ``after=g`` and is then
 a founder of the next generation; a fresh process is refused while a world exists, and for a while after it ended well.
-Generations share nothing: a world's keys and barriers go with its last member.
+Generations share nothing: a world's keys, barriers and gathers go with its last member.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final, Literal, NamedTuple
 
-import msgspec
-
-from aiodist.rendezvous.job import Failure, Job, Limits, Member, World, listed, name_ranks
+from aiodist.rendezvous.job import Failure, Job, Limits, Member, Ticket, World, listed, name_ranks, wrong_join
 from aiodist.rendezvous.messages import (
-    JOB_NAME,
     Add,
     Answer,
     Barrier,
@@ -25,6 +22,7 @@ from aiodist.rendezvous.messages import (
     Delete,
     Done,
     Formed,
+    Gather,
     Get,
     Hello,
     Join,
@@ -85,6 +83,8 @@ class Service:
                 self._refuse(conn, request.id, "state", "this connection is not a member of a formed world: join first")
             case Barrier():
                 self._barrier(member, member.world, request, now)
+            case Gather():
+                self._gather(member, member.world, request, now)
             case _:
                 self._key(member, member.world, request, now)
         return self._flush()
@@ -118,7 +118,7 @@ class Service:
     # -- joining -----------------------------------------------------------------------------------------------------------------
 
     def _join(self, conn: int, request: Join, now: float) -> None:
-        problem = self._wrong_join(request)
+        problem = wrong_join(request, self.limits)
         known = self._by_id.get((request.job, request.member))
         if problem is not None:
             self._refuse(conn, request.id, "argument", problem)
@@ -140,20 +140,6 @@ class Service:
             self._out.append(Delivery(conn, closed))
         else:
             self._admit(job, conn, request, now)
-
-    def _wrong_join(self, request: Join) -> str | None:
-        limits = self.limits
-        if not JOB_NAME.match(request.job):
-            return f"{request.job[:128]!r} is no name of a job: letters, digits and _.:@+- , 128 at most"
-        if not 1 <= request.world_size <= limits.members:
-            return f"world size {request.world_size} is not between 1 and {limits.members}"
-        if request.rank is not None and not 0 <= request.rank < request.world_size:
-            return f"rank {request.rank} is not between 0 and {request.world_size - 1}"
-        try:
-            nbytes = len(msgspec.json.encode(request.info))
-        except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
-            return "the info can not be written as JSON"
-        return f"the info has {nbytes} bytes as JSON, the limit is {limits.info_nbytes}" if nbytes > limits.info_nbytes else None
 
     def _job(self, name: str, now: float) -> Job | None:
         job = self._jobs.get(name)
@@ -265,7 +251,7 @@ class Service:
                 self._tell(world, now)
             else:
                 self._untold[world] = None
-            self._break_barriers(world, member)
+            self._answer(world.part(member))
             if not world.active():
                 self._untold.pop(world, None)
                 del job.worlds[world.generation]
@@ -279,13 +265,6 @@ class Service:
         self._untold.pop(world, None)
         notices, world.untold, world.tell_at = Notices(world.untold), [], now + _TOGETHER_S
         self._out.extend(Delivery(member.conn, notices) for member in world.active())
-
-    def _break_barriers(self, world: World, gone: Member) -> None:
-        for name, waiting in list(world.barriers.items()):
-            for ticket in list(waiting.values()):
-                self._waits.end(ticket)
-                self._out.append(Delivery(ticket[0], world.broken(ticket[1], name, [gone])))
-            world.barriers.pop(name, None)
 
     def _forget(self, member: Member) -> None:
         del self._members[member.conn]
@@ -305,7 +284,7 @@ class Service:
         elif wait is not None:
             self._end_wait(wait, "withdrawn", "the request was cancelled")
 
-    # -- keys and barriers -------------------------------------------------------------------------------------------------------
+    # -- keys, barriers, gathers -------------------------------------------------------------------------------------------------
 
     def _key(self, member: Member, world: World, request: Request, now: float) -> None:
         answer: Answer
@@ -336,22 +315,30 @@ class Service:
             return
         outcome = world.enter(request, member.rank, (member.conn, request.id))
         if isinstance(outcome, Refused):
-            self._waits.end((member.conn, request.id))
-            self._out.append(Delivery(member.conn, outcome))
-        for ticket in outcome if isinstance(outcome, list) else []:
-            self._waits.end(ticket)
-            self._out.append(Delivery(ticket[0], Done(ticket[1])))
+            self._answer([((member.conn, request.id), outcome)])
+        elif outcome is not None:
+            self._answer([(ticket, Done(ticket[1])) for ticket in outcome])
+
+    def _gather(self, member: Member, world: World, request: Gather, now: float) -> None:
+        if self._wait(member, request.id, "gather", request.name, request.timeout, now):
+            self._answer(world.gather(request, member.rank, (member.conn, request.id)))
 
     # -- waiting -----------------------------------------------------------------------------------------------------------------
 
     def _wait(
-        self, member: Member, request_id: int, kind: Literal["join", "get", "barrier"], name: str, timeout: float, now: float
+        self, member: Member, request_id: int, kind: Literal["join", "get", "barrier", "gather"], name: str, timeout: float, now: float
     ) -> bool:
         if self._waits.count(member.conn) >= self.limits.waits:
             self._refuse(member.conn, request_id, "limit", f"a member may wait for {self.limits.waits} things at a time")
             return False
         self._waits.add(Wait((member.conn, request_id), kind, name, timeout, now + timeout, member))
         return True
+
+    def _answer(self, answers: list[tuple[Ticket, Answer]]) -> None:
+        """End waits by their answers."""
+        for ticket, answer in answers:
+            self._waits.end(ticket)
+            self._out.append(Delivery(ticket[0], answer))
 
     def _end_wait(self, wait: Wait, code: str, text: str, ranks: tuple[int, ...] = ()) -> None:
         self._waits.end(wait.ticket)
@@ -369,6 +356,9 @@ class Service:
             self._drop_if_empty(job.name, now)
         elif wait.kind == "get":
             self._end_wait(wait, "timeout", f"key {wait.name!r} of job {job.name} was not set within {after}")
+        elif wait.kind == "gather":
+            unmet = world.gathers.late(wait.ticket, wait.timeout)
+            self._end_wait(wait, unmet.code, unmet.text, unmet.ranks)
         else:
             missing_members = world.missing(wait.name)
             who = listed([f"rank {member.rank} ({member.label})" for member in missing_members])

@@ -14,10 +14,10 @@ __all__ = ["Wait", "Waits"]
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """One request that waits; ``name`` is the job's, the key's or the barrier's."""
+    """One request that waits; ``name`` is the job's, the key's, the barrier's or the gather's."""
 
     ticket: Ticket
-    kind: Literal["join", "get", "barrier"]
+    kind: Literal["join", "get", "barrier", "gather"]
     name: str
     timeout: float
     deadline: float

@@ -75,6 +75,27 @@ bool view_array(PyObject* object, ArrayView& view) noexcept {
     return true;
 }
 
+bool view_arrays(PyObject* list, bool for_writing, Pieces<std::byte>& pieces, std::uint32_t& itemsize) {
+    const Ref sequence = Ref::steal(PySequence_Fast(list, "a list of arrays is needed"));
+    if (!sequence) {
+        return false;
+    }
+    std::uint64_t nbytes = 0;
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence.get());
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        ArrayView view;
+        if (!view_array(PySequence_Fast_GET_ITEM(sequence.get(), i), view) || (for_writing && !view.writeable)) {
+            PyErr_SetString(PyExc_TypeError, "lists hold C-contiguous, aligned arrays");
+            return false;
+        }
+        itemsize = i == 0 ? view.itemsize : itemsize;
+        pieces.push_back({static_cast<std::byte*>(view.data), nbytes});
+        nbytes += view.nbytes;
+    }
+    pieces.push_back({nullptr, nbytes});
+    return true;
+}
+
 PyObject* new_array(const Shape& shape, DType dtype) {
     npy_intp dims[kMaxDims];
     for (std::size_t i = 0; i < shape.ndim; ++i) {

@@ -162,6 +162,7 @@ void awaiter_dealloc(PyObject* self) {
         Request& request = *as_future(awaiter.future.get()).request.get();
         if (request.communicator()->engine().pid() == present_pid()) {
             stop_waiting(awaiter.port, request, awaiter.id);
+            give_up_if_unwanted(request);
         }
     }
     awaiter.~AwaiterObject();

@@ -84,6 +84,9 @@ bool view_array(PyObject* object, ArrayView& view) noexcept;
 PyObject* new_array(const Shape& shape, DType dtype);
 /// A one-dimensional uint8 array over `data` that keeps `owner` (whose reference it takes) alive.
 PyObject* bytes_array(void* data, std::uint64_t nbytes, PyObject* owner);
+/// Fills `pieces` with the arrays of a list or tuple, each as for view_array(); false with an exception set otherwise.
+/// `itemsize` becomes that of the first array.
+bool view_arrays(PyObject* list, bool for_writing, Pieces<std::byte>& pieces, std::uint32_t& itemsize);
 PyObject* shape_tuple(const std::uint64_t* dims, std::size_t ndim);
 
 // failures.cpp

@@ -28,6 +28,10 @@ const char* kind_name(FailureKind kind) noexcept {
             return "refused";
         case FailureKind::closed:
             return "closed";
+        case FailureKind::argument:
+            return "argument";
+        case FailureKind::withdrawn:
+            return "withdrawn";
         case FailureKind::communication:
             break;
     }
@@ -81,13 +85,21 @@ Ref make_received(Request& request) {
     }
     void* const data = received.data.release();  // the capsule's now
     Ref bytes = Ref::steal(bytes_array(data, received.nbytes, owner.leak()));
-    Ref shape = Ref::steal(shape_tuple(received.shape.data(), received.shape.size()));
-    if (!bytes || !shape) {
+    Ref arrays = Ref::steal(PyList_New(0));
+    for (const Received::Array& array : received.arrays) {
+        const Ref shape = Ref::steal(shape_tuple(array.shape.data(), array.shape.size()));
+        const Ref one = Ref::steal(
+            shape ? Py_BuildValue("(KO)", static_cast<unsigned long long>(array.offset), shape.get()) : nullptr);
+        if (!one || !arrays || PyList_Append(arrays.get(), one.get()) < 0) {
+            return {};
+        }
+    }
+    if (!bytes || !arrays) {
         return {};
     }
-    return Ref::steal(PyObject_CallFunction(make_array_hook, "Oiy#O", bytes.get(), static_cast<int>(received.dtype),
+    return Ref::steal(PyObject_CallFunction(make_array_hook, "Oiy#OO", bytes.get(), static_cast<int>(received.dtype),
                                             received.text.data(), static_cast<Py_ssize_t>(received.text.size()),
-                                            shape.get()));
+                                            arrays.get(), received.list ? Py_True : Py_False));
 }
 
 void translate_exception() noexcept {

@@ -51,6 +51,13 @@ void let_go(Request& request, bool loop_watches) {
     }
 }
 
+void give_up_if_unwanted(Request& request) {
+    if (request.call.collective == Collective::recv && !request.done() && !request.has_waiters()) {
+        request.give_up();
+        request.communicator()->progress();
+    }
+}
+
 PyObject* value_of(FutureObject& self) {
     const Request& request = *self.request.get();
     if (request.state() == Request::State::failed) {
@@ -80,6 +87,9 @@ void future_dealloc(PyObject* self) {
     PyErr_Fetch(&type_before, &value_before, &traceback_before);
     Request* const request = future.request.get();
     const bool ours = request != nullptr && request->communicator()->engine().pid() == present_pid();
+    if (ours) {
+        give_up_if_unwanted(*request);
+    }
     if (ours && !request->done()) {
         // Nobody holds the future, but the call goes on: its arrays live until it is done.
         Ref kept = Ref::steal(PyTuple_Pack(3, future.group.get(), future.input ? future.input.get() : Py_None,
@@ -124,7 +134,11 @@ PyObject* future_done(PyObject* self, PyObject*) {
     return PyBool_FromLong(look(as_future(self)) ? 1 : 0);
 }
 
-PyObject* future_cancelled(PyObject*, PyObject*) { Py_RETURN_FALSE; }
+PyObject* future_cancelled(PyObject* self, PyObject*) {
+    const Request& request = *as_future(self).request.get();
+    return PyBool_FromLong(request.state() == Request::State::failed &&
+                           request.failure()->kind == FailureKind::withdrawn);
+}
 
 PyObject* raise_not_ready(const char* what) {
     const Ref errors = Ref::steal(PyImport_ImportModule("aiodist.errors"));
@@ -153,6 +167,17 @@ PyObject* future_exception(PyObject* self, PyObject*) {
 bool block(FutureObject& future, TimePoint until) {
     Request& request = *future.request.get();
     Engine& engine = request.communicator()->engine();
+    struct Blocked {
+        explicit Blocked(Request& awaited) : request_(awaited) {
+            request_.blocked.fetch_add(1, std::memory_order_relaxed);
+        }
+        ~Blocked() {
+            request_.blocked.fetch_sub(1, std::memory_order_relaxed);  // under the GIL, as its reader is
+            give_up_if_unwanted(request_);
+        }
+        Request& request_;
+    };
+    const Blocked blocked(request);
     while (!request.done()) {
         {
             const WithoutGil released;
@@ -338,8 +363,9 @@ PyMethodDef future_methods[] = {
     {"done", future_done, METH_NOARGS,
      PyDoc_STR("done($self, /)\n--\n\nReturn True once the result or the error is there. Never blocks.")},
     {"cancelled", future_cancelled, METH_NOARGS,
-     PyDoc_STR("cancelled($self, /)\n--\n\nReturn False: a collective is not cancelled, since peers are in it; only "
-               "waits for it are.")},
+     PyDoc_STR(
+         "cancelled($self, /)\n--\n\nReturn True for a receive that was withdrawn, since nobody waited for it any "
+         "more. A collective is not cancelled, since peers are in it; only waits for it are.")},
     {"exception", future_exception, METH_NOARGS,
      PyDoc_STR("exception($self, /)\n--\n\nReturn the error of a call that failed, None if it succeeded.\n\n"
                "Raises:\n    NotReadyError: the call is still in flight.")},

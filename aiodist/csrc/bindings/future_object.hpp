@@ -23,6 +23,8 @@ bool is_small(const Request& request);
 /// Makes sure that somebody other than the caller gets the request done: the loop that hears the bell if it is small,
 /// else the engine.
 void let_go(Request& request, bool loop_watches);
+/// Withdraws a receive that nobody waits for any more; call after a waiter has gone.
+void give_up_if_unwanted(Request& request);
 /// The value of a done request (borrowed), or nullptr with its error raised.
 PyObject* value_of(FutureObject& self);
 

@@ -34,6 +34,12 @@ void work_on(Request& request) {
     if (request.done()) {
         return;
     }
+    if (is_message(request.call.collective) && nbytes <= kInlineNbytes) {
+        // A receive may be long, and a send have found no room, while the thread that asked for it is busy with other
+        // things. Most are over before that matters.
+        communicator.hand_over(request, false);
+        return;
+    }
     if ((request.call.flags & kWildcard) != 0) {
         // It may be large, and the thread that asked for it busy with other things when it comes.
         communicator.hand_over(request, running_port() != nullptr);

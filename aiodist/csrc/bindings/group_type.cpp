@@ -4,6 +4,7 @@
 
 #include "bindings/group_core.hpp"
 #include "bindings/process.hpp"
+#include "collectives/varint.hpp"
 // after Python.h, which it needs and does not include
 #include <structmember.h>
 
@@ -91,45 +92,144 @@ void group_dealloc(PyObject* self) {
     Py_DECREF(type);
 }
 
-/// _start(collective, op, dtype, axis, root, rows, flags, text, input, output, result, finish, timeout)
+/// Puts an argument of _start() into the call: an array, a list of arrays, or None.
+bool take_input(PyObject* input, Call& call) {
+    if (input == Py_None) {
+        return true;
+    }
+    ArrayView view;
+    if (view_array(input, view)) {
+        call.input = static_cast<const std::byte*>(view.data);
+        call.nbytes = view.nbytes;
+        call.itemsize = view.itemsize;
+        call.shape = view.shape;
+        return true;
+    }
+    Pieces<std::byte> pieces;
+    if (!view_arrays(input, false, pieces, call.itemsize)) {
+        return false;
+    }
+    for (const auto& piece : pieces) {
+        call.inputs.push_back({piece.data, piece.begin});
+    }
+    call.nbytes = call.inputs.back().begin;
+    return true;
+}
+
+bool take_output(PyObject* output, Call& call) {
+    if (output == Py_None) {
+        return true;
+    }
+    ArrayView view;
+    std::uint32_t itemsize = 0;
+    if (view_array(output, view)) {
+        if (!view.writeable) {
+            PyErr_SetString(PyExc_TypeError, "_start() takes writeable outputs");
+            return false;
+        }
+        call.output = static_cast<std::byte*>(view.data);
+    } else if (!view_arrays(output, true, call.outputs, itemsize)) {
+        return false;
+    }
+    if (!call.brings()) {  // a receiver: its header says what it expects
+        call.nbytes = call.outputs.empty() ? view.nbytes : call.outputs.back().begin;
+        call.itemsize = call.outputs.empty() ? view.itemsize : itemsize;
+        call.shape = view.shape;
+    }
+    return true;
+}
+
+bool take_table(PyObject* table, Call& call) {
+    if (table == Py_None) {
+        return true;
+    }
+    const Ref numbers = Ref::steal(PySequence_Fast(table, "the table is a tuple of numbers"));
+    for (Py_ssize_t i = 0; numbers && i < PySequence_Fast_GET_SIZE(numbers.get()); ++i) {
+        append_varint(call.table, PyLong_AsUnsignedLongLong(PySequence_Fast_GET_ITEM(numbers.get(), i)));
+    }
+    // What else lies before a payload: see Communicator::write_slot.
+    const std::size_t most =
+        kMetaNbytes - sizeof(Header) - 16 - call.text.size() - call.shape.ndim * sizeof(std::uint64_t);
+    if (!PyErr_Occurred() && call.table.size() > most) {
+        PyErr_Format(PyExc_ValueError, "the shapes of the list take %zu bytes to describe; at most %zu can travel",
+                     call.table.size(), most);
+    }
+    return PyErr_Occurred() == nullptr;
+}
+
+/// Divides many arrays into sections: (dtype, number of arrays) each.
+bool take_sections(PyObject* sections, Call& call) {
+    if (sections == Py_None) {
+        return true;
+    }
+    const Ref all = Ref::steal(PySequence_Fast(sections, "sections are a tuple of pairs"));
+    std::size_t first = 0;
+    for (Py_ssize_t i = 0; all && i < PySequence_Fast_GET_SIZE(all.get()); ++i) {
+        int dtype = 0;
+        Py_ssize_t count = 0;
+        if (!PyArg_ParseTuple(PySequence_Fast_GET_ITEM(all.get(), i), "in", &dtype, &count)) {
+            return false;
+        }
+        const std::size_t end = first + static_cast<std::size_t>(count);
+        if (end >= call.inputs.size() || end >= call.outputs.size()) {
+            PyErr_SetString(PyExc_ValueError, "the sections hold more arrays than there are");
+            return false;
+        }
+        Call section;
+        section.collective = call.collective;
+        section.op = call.op;
+        section.dtype = static_cast<DType>(dtype);
+        section.itemsize = static_cast<std::uint32_t>(itemsize(section.dtype));
+        section.nbytes = call.inputs[end].begin - call.inputs[first].begin;
+        for (std::size_t k = first; k <= end; ++k) {
+            section.inputs.push_back({call.inputs[k].data, call.inputs[k].begin - call.inputs[first].begin});
+            section.outputs.push_back({call.outputs[k].data, call.outputs[k].begin - call.outputs[first].begin});
+        }
+        call.sections.push_back(std::move(section));
+        first = end;
+    }
+    return PyErr_Occurred() == nullptr;
+}
+
+/// _start(collective, op, dtype, axis, root, rows, flags, tag, text, table, sections, input, output, result, finish,
+/// timeout)
 PyObject* group_start(PyObject* self, PyObject* arguments) {
     GroupObject& group = as_group(self);
     int collective = 0, op = 0, dtype = 0, axis = 0, flags = 0;
-    unsigned long long rows = 1;
+    unsigned long long rows = 1, tag = 0;
     Call call;
     const char* text = nullptr;
     Py_ssize_t text_nbytes = 0;
-    PyObject *input = nullptr, *output = nullptr, *result = nullptr, *finish = nullptr, *timeout = nullptr;
-    if (!usable(group) ||
-        !PyArg_ParseTuple(arguments, "iiiiiKis#OOOOO:_start", &collective, &op, &dtype, &axis, &call.root, &rows,
-                          &flags, &text, &text_nbytes, &input, &output, &result, &finish, &timeout)) {
+    PyObject *table = nullptr, *sections = nullptr, *input = nullptr, *output = nullptr, *result = nullptr,
+             *finish = nullptr, *timeout = nullptr;
+    if (!usable(group) || !PyArg_ParseTuple(arguments, "iiiiiKiKs#OOOOOOO:_start", &collective, &op, &dtype, &axis,
+                                            &call.root, &rows, &flags, &tag, &text, &text_nbytes, &table, &sections,
+                                            &input, &output, &result, &finish, &timeout)) {
         return nullptr;
     }
-    ArrayView in, out;
-    if ((input != Py_None && !view_array(input, in)) ||
-        (output != Py_None && (!view_array(output, out) || !out.writeable))) {
-        PyErr_SetString(PyExc_TypeError, "_start() takes C-contiguous, aligned arrays");
-        return nullptr;
-    }
-    const ArrayView& described = input != Py_None ? in : out;
     call.collective = static_cast<Collective>(collective);
     call.op = static_cast<Op>(op);
     call.dtype = static_cast<DType>(dtype);
     call.axis = static_cast<std::int8_t>(axis);
     call.flags = static_cast<std::uint16_t>(flags);
-    call.itemsize = described.itemsize;
-    call.nbytes = described.nbytes;
     call.rows = rows == 0 ? 1 : rows;
+    call.tag = tag;
     call.text.assign(text, static_cast<std::size_t>(text_nbytes));
-    call.shape.ndim = described.shape.ndim;
-    std::copy_n(described.shape.dims.begin(), described.shape.ndim, call.shape.dims.begin());
-    call.input = static_cast<const std::byte*>(in.data);
-    call.output = static_cast<std::byte*>(out.data);
+    if (!take_input(input, call) || !take_output(output, call)) {
+        return nullptr;
+    }
+    if ((call.flags & kMany) != 0 && (call.flags & kWildcard) == 0) {
+        call.itemsize = static_cast<std::uint32_t>(std::max<std::size_t>(itemsize(call.dtype), 1));
+        call.shape.ndim = 1;
+        call.shape.dims[0] = call.nbytes / call.itemsize;
+    }
+    if (!take_table(table, call) || !take_sections(sections, call)) {
+        return nullptr;
+    }
     call.site = call_site();
-    const bool received = call.collective == Collective::broadcast && output == Py_None;
     Ref keep = Ref::steal(PyTuple_Pack(2, input, output));
     return start(group, std::move(call), timeout_of(group, timeout), std::move(keep),
-                 received ? Ref() : Ref::share(result), finish == Py_None ? Ref() : Ref::share(finish));
+                 result == Py_Ellipsis ? Ref() : Ref::share(result), finish == Py_None ? Ref() : Ref::share(finish));
 }
 
 /// _refuse(collective, text): the call takes its number, so that the peers of it hear why.

@@ -1,4 +1,4 @@
-// all_reduce and reduce_scatter of arrays that do not fit a header slot.
+// all_reduce, reduce and reduce_scatter of arrays that do not fit a header slot.
 //
 // The vector is cut into one chunk a rank. Every rank stages the chunks that others own, segment by segment, in rings
 // of `depth` slots in its own memory; the owner folds its chunk from all ranks in rank order; in an all_reduce the
@@ -13,6 +13,8 @@
 // itself. That moves as many lines between their caches and waits once in place of three times. (Not in place: the peer
 // may still have to read what would be written. And not past the cache, where the second reading of everything costs
 // more than it saves.)
+//
+// In a reduce the root folds the whole vector and nobody else any of it.
 //
 // tests/model/large.py explores this exhaustively for small bounds.
 
@@ -33,13 +35,14 @@ constexpr std::size_t kBlockNbytes = 8192;
 
 class FoldOperation final : public Operation {
  public:
-    FoldOperation(Communicator& communicator, Request& request)
+    FoldOperation(Communicator& communicator, Request& request, const Call& call)
         : Operation(communicator, request),
-          call_(request.call),
-          reduction_(request.call, size_),
+          call_(call),
+          reduction_(call, size_),
           fold_(reduction_, size_),
-          scatters_(request.call.collective == Collective::reduce_scatter),
-          whole_(!scatters_ && folds_whole()),
+          scatters_(call.collective == Collective::reduce_scatter),
+          root_(call.collective == Collective::reduce ? call.root : kEveryone),
+          whole_(root_ != kEveryone || (!scatters_ && folds_whole())),
           own_(whole_ ? kWholeVector : rank_),
           slots_a_round_(whole_ ? 1 : static_cast<std::uint64_t>(size_)),
           depth_(communicator.staging_slots() / slots_a_round_),
@@ -55,8 +58,11 @@ class FoldOperation final : public Operation {
                     communicator.member(q).process->arena->at(communicator.header(q).head.output_offset, result_nbytes);
             }
         }
-        if (party(rank_).input != nullptr || size_ == 1) {
+        if (party(rank_).input != nullptr || size_ == 1 || root_ == rank_) {
             staged_ = rounds_;
+        }
+        if (!folds(rank_)) {
+            reduced_ = rounds_;
         }
         if (!result_is_read_) {
             copied_ = rounds_;
@@ -64,10 +70,10 @@ class FoldOperation final : public Operation {
         for (int q = 0; q < size_ && size_ > 1; ++q) {
             const bool staged_here = q != rank_ || communicator.staging() != nullptr;
             const bool direct = party(q).input != nullptr && (!result_is_read_ || party(q).output != nullptr);
-            require(direct || (party(q).staging != nullptr && staged_here));
+            require(direct || q == root_ || (party(q).staging != nullptr && staged_here));
         }
         first_slot_ = communicator.take_slots(rounds_ * slots_a_round_);
-        block_.resize(result_is_read_ ? kBlockNbytes : 0);
+        block_.resize(result_is_read_ || !call_.outputs.empty() ? kBlockNbytes : 0);
     }
 
     bool step() override { return copy() || reduce() || stage(); }
@@ -76,13 +82,17 @@ class FoldOperation final : public Operation {
         if (staged_ < rounds_ || reduced_ < rounds_ || copied_ < rounds_) {
             return false;
         }
-        return others([this](int q) { return reduced(q, rounds_) && (!result_is_read_ || copied(q, rounds_)); });
+        return others(
+            [this](int q) { return !folds(q) || (reduced(q, rounds_) && (!result_is_read_ || copied(q, rounds_))); });
     }
 
     std::vector<int> waits_for() override {
         std::vector<int> ranks;
         for (int q = 0; q < size_; ++q) {
-            if (q != rank_ && (!reduced(q, rounds_) || (result_is_read_ && !copied(q, rounds_)))) {
+            const bool folded = !folds(q) || (reduced(q, rounds_) && (!result_is_read_ || copied(q, rounds_)));
+            const bool brought =
+                !folds(rank_) || reduced_ == rounds_ || party(q).input != nullptr || staged(q, rounds_);
+            if (q != rank_ && !(folded && brought)) {
                 ranks.push_back(q);
             }
         }
@@ -90,6 +100,11 @@ class FoldOperation final : public Operation {
     }
 
  private:
+    static constexpr int kEveryone = -1;
+
+    /// True where rank q folds anything.
+    bool folds(int q) const noexcept { return root_ == kEveryone || q == root_; }
+
     template <typename Predicate>
     bool others(Predicate predicate) {
         for (int step = 1; step < size_; ++step) {
@@ -132,13 +147,16 @@ class FoldOperation final : public Operation {
             return false;
         }
         const std::uint64_t round = staged_;
-        if (round >= depth_ && !others([&](int q) { return reduced(q, round - depth_ + 1); })) {
+        if (round >= depth_ && !others([&](int q) { return !folds(q) || reduced(q, round - depth_ + 1); })) {
             return false;
         }
         for (int step = 1; step < size_; ++step) {
             const int q = (rank_ + step) % size_;
             const int chunk = whole_ ? kWholeVector : q;
-            pack(communicator_.staging() + ring(q, round), reduction_.input_of(call_.input, chunk),
+            if (!folds(q)) {
+                continue;
+            }
+            pack(communicator_.staging() + ring(q, round), own_input(chunk),
                  round * elements_ * reduction_.in_itemsize(), count(chunk, round) * reduction_.in_itemsize());
         }
         publish(communicator_.mine().staged, ++staged_);
@@ -165,13 +183,12 @@ class FoldOperation final : public Operation {
         aim(round);
         const std::size_t all = count(own_, round);
         const std::size_t first = round * elements_;
-        std::byte* const result =
-            call_.output + ((scatters_ ? 0 : reduction_.begin(own_)) + first) * reduction_.out_itemsize();
-        if (!result_is_read_) {
-            fold_.run(result, first, all);
+        const std::size_t at = ((scatters_ ? 0 : reduction_.begin(own_)) + first) * reduction_.out_itemsize();
+        if (!result_is_read_ && call_.outputs.empty()) {
+            fold_.run(call_.output + at, first, all);
         } else {
             std::byte* const slot = through_ring ? communicator_.staging() + ring(rank_, round) : nullptr;
-            fold_block_wise(result, slot, first, all);
+            fold_block_wise(at, slot, first, all);
         }
         publish(communicator_.mine().reduced, ++reduced_);
         return true;
@@ -180,8 +197,9 @@ class FoldOperation final : public Operation {
     /// Folds into the first-level cache, and from there stores where others read and in the caller's array. A shared
     /// array of the caller's is written around the cache: unlike the ring it is the same memory at every call (see
     /// Communicator::take_slots).
-    void fold_block_wise(std::byte* result, std::byte* slot, std::size_t first, std::size_t all) {
+    void fold_block_wise(std::size_t at, std::byte* slot, std::size_t first, std::size_t all) {
         const std::size_t item = reduction_.out_itemsize();
+        const Rows<std::byte> result = call_.target(at, all * item);
         const std::size_t block = kBlockNbytes / std::max(reduction_.in_itemsize(), item);
         for (std::size_t done = 0; done < all; done += block) {
             const std::size_t some = std::min(block, all - done);
@@ -189,8 +207,13 @@ class FoldOperation final : public Operation {
             if (slot != nullptr) {
                 copy_cached(slot + done * item, block_.data(), some * item);
             }
-            copy_run(result + done * item, block_.data(), some * item, streaming_ || slot == nullptr);
+            unpack(result, done * item, block_.data(), some * item, streaming_ || (slot == nullptr && result_is_read_));
         }
+    }
+
+    Rows<const std::byte> own_input(int chunk) const noexcept {
+        return call_.inputs.empty() ? reduction_.input_of(call_.input, chunk)
+                                    : call_.source(reduction_.begin(chunk) * reduction_.in_itemsize());
     }
 
     /// Points the fold at this round's segments. Staged ones begin at the round's first element, so their base is moved
@@ -200,7 +223,7 @@ class FoldOperation final : public Operation {
         for (int q = 0; q < size_; ++q) {
             const Party& one = party(q);
             if (q == rank_) {
-                fold_.source(q, reduction_.input_of(call_.input, own_));
+                fold_.source(q, own_input(own_));
             } else if (one.input != nullptr) {
                 fold_.source(q, reduction_.input_of(one.input, own_));
             } else {
@@ -223,7 +246,8 @@ class FoldOperation final : public Operation {
             const std::size_t offset = (reduction_.begin(q) + round * elements_) * reduction_.out_itemsize();
             const std::byte* const from =
                 party(q).output != nullptr ? party(q).output + offset : party(q).staging + ring(q, round);
-            copy_run(call_.output + offset, from, count(q, round) * reduction_.out_itemsize(), streaming_);
+            const std::size_t nbytes = count(q, round) * reduction_.out_itemsize();
+            unpack(call_.target(offset, nbytes), 0, from, nbytes, streaming_);
         }
         publish(communicator_.mine().copied, ++copied_);
         return true;
@@ -233,7 +257,8 @@ class FoldOperation final : public Operation {
     const Reduction reduction_;
     FoldInto fold_;
     const bool scatters_;
-    const bool whole_;  // every rank folds the whole vector
+    const int root_;    // of a reduce
+    const bool whole_;  // who folds folds the whole vector
     const int own_;     // the chunk that this rank folds
     const std::uint64_t slots_a_round_;
     const std::uint64_t depth_;   // rounds that the ring holds
@@ -250,8 +275,8 @@ class FoldOperation final : public Operation {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_fold(Communicator& communicator, Request& request) {
-    return std::make_unique<FoldOperation>(communicator, request);
+std::unique_ptr<Operation> make_fold(Communicator& communicator, Request& request, const Call& call) {
+    return std::make_unique<FoldOperation>(communicator, request, call);
 }
 
 }  // namespace aiodist

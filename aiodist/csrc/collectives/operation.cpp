@@ -1,9 +1,5 @@
 #include "collectives/operation.hpp"
 
-#include <algorithm>
-#include <cstdlib>
-#include <new>
-
 namespace aiodist {
 namespace {
 
@@ -80,35 +76,56 @@ void Operation::publish(Word& word, std::uint64_t rounds) noexcept {
     communicator_.publish(word, (number_ << kRoundBits) + rounds);
 }
 
+namespace {
+
+/// Many arrays of several dtypes: a fold for each dtype, one after the other. Each is a large call of its own to the
+/// flags.
+class Sections final : public Operation {
+ public:
+    Sections(Communicator& communicator, Request& request) : Operation(communicator, request) {
+        for (const Call& section : request.call.sections) {
+            folds_.push_back(make_fold(communicator, request, section));
+            require(folds_.back()->sound());
+        }
+    }
+
+    bool step() override {
+        while (at_ < folds_.size() && folds_[at_]->finished()) {
+            ++at_;
+        }
+        return at_ < folds_.size() && folds_[at_]->step();
+    }
+
+    bool finished() override {
+        while (at_ < folds_.size() && folds_[at_]->finished()) {
+            ++at_;
+        }
+        return at_ == folds_.size();
+    }
+
+    std::vector<int> waits_for() override {
+        return at_ < folds_.size() ? folds_[at_]->waits_for() : std::vector<int>{};
+    }
+
+ private:
+    std::vector<std::unique_ptr<Operation>> folds_;
+    std::size_t at_ = 0;
+};
+
+}  // namespace
+
 std::unique_ptr<Operation> make_operation(Communicator& communicator, Request& request) {
     switch (request.call.collective) {
         case Collective::all_reduce:
+        case Collective::reduce:
         case Collective::reduce_scatter:
-            return make_fold(communicator, request);
+            if (!request.call.sections.empty()) {
+                return std::make_unique<Sections>(communicator, request);
+            }
+            return make_fold(communicator, request, request.call);
         default:
             return make_pull(communicator, request);
     }
-}
-
-void receive_into(Request& request, const HeaderCopy& from) {
-    Call& call = request.call;
-    if (call.output != nullptr) {
-        return;
-    }
-    Received& received = request.received;
-    const Header& head = from.head;
-    constexpr std::size_t kAlign = 64;
-    received.data.reset(
-        static_cast<std::byte*>(std::aligned_alloc(kAlign, round_up(std::max<std::uint64_t>(head.nbytes, 1), kAlign))));
-    if (!received.data) {
-        throw std::bad_alloc();
-    }
-    received.nbytes = head.nbytes;
-    received.dtype = static_cast<DType>(head.dtype);
-    received.itemsize = head.itemsize;
-    received.text = from.text;
-    received.shape.assign(from.shape.dims.begin(), from.shape.dims.begin() + from.shape.ndim);
-    call.output = received.data.get();
 }
 
 }  // namespace aiodist

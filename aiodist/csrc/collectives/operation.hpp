@@ -62,14 +62,11 @@ class Operation {
 
 /// The large form of the request's collective.
 std::unique_ptr<Operation> make_operation(Communicator& communicator, Request& request);
-std::unique_ptr<Operation> make_fold(Communicator& communicator, Request& request);
+/// `call` is the request's, or a section of it.
+std::unique_ptr<Operation> make_fold(Communicator& communicator, Request& request, const Call& call);
 std::unique_ptr<Operation> make_pull(Communicator& communicator, Request& request);
 
 /// The small form, whole: every payload lies in its member's header slot.
 void complete_small(Communicator& communicator, Request& request);
-
-/// Makes room for a result whose extent `root`'s header told, and points the call's output there. Where the output
-/// exists this does nothing.
-void receive_into(Request& request, const HeaderCopy& from);
 
 }  // namespace aiodist

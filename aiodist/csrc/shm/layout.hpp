@@ -11,7 +11,7 @@ namespace aiodist {
 
 inline constexpr std::uint64_t kArenaMagic = 0x61696f6469737431;    // "aiodist1"
 inline constexpr std::uint64_t kChannelMagic = 0x6368616e6e656c31;  // "channel1"
-inline constexpr std::uint32_t kLayoutVersion = 4;
+inline constexpr std::uint32_t kLayoutVersion = 5;
 inline constexpr std::size_t kPage = 4096;
 // Flags of different writers, or read at different times, lie two cache lines apart: the adjacent-line prefetcher pairs
 // lines.
@@ -83,8 +83,50 @@ struct ChannelBlock {
     char reason[kReasonNbytes];
 };
 
-/// What a call is, in one slot: this, then ndim shape words, then `extra_nbytes` of text, then (at payload_at) a small
-/// payload.
+/// What a member writes about its messages with one peer; one for each peer follows the ChannelBlock, in rank order.
+struct alignas(64) Lane {
+    /// Offset of the first sheet of records for the peer in the writer's arena. Each sheet ends with a record that
+    /// tells where the next one is.
+    Word sheet;
+    /// Bytes of records written so far.
+    Word sent;
+    /// Bytes of the peer's records read so far.
+    Word seen;
+};
+static_assert(sizeof(Lane) == 64);
+
+/// One entry of a lane: this, then ndim shape words, text, and the payload of a short message.
+struct alignas(64) Record {
+    std::uint32_t nbytes;  // of the entry, a multiple of 64
+    std::uint8_t kind;     // RecordKind
+    std::uint8_t dtype;
+    std::uint8_t ndim;
+    std::uint8_t direct;   // the message lies in its sender's own shared array, at `block`
+    std::uint64_t number;  // of the message, in the order of this lane
+    std::uint64_t tag;
+    std::uint64_t message_nbytes;
+    std::uint64_t block;  // of its first chunk, kNoOffset where the payload is in the entry; of `next`: the next sheet;
+                          // of `taken`: bytes taken
+    std::uint32_t itemsize;
+    std::uint32_t site;
+    std::uint32_t chunks;        // that it is staged in; fewer than it fills: they are used in turn
+    std::uint32_t chunk_nbytes;  // data of each
+    std::uint16_t text_nbytes;
+};
+static_assert(sizeof(Record) == 64);
+
+enum class RecordKind : std::uint8_t { next = 1, message = 2, taken = 3 };
+
+inline constexpr std::size_t kMaxChunks = 1008;
+/// First bytes of a message's first chunk; every chunk's data begin behind as many.
+struct alignas(kLine) ChunkHead {
+    Word staged;                                      // bytes of the message
+    alignas(kLine) std::uint64_t chunks[kMaxChunks];  // offsets; each is written before `staged` reaches it
+};
+static_assert(sizeof(ChunkHead) == 2 * kPage);
+
+/// What a call is, in one slot: this, then ndim shape words, then `table_nbytes` of numbers (see varint.hpp) and
+/// `text_nbytes` of text, then (at payload_at) a small payload.
 struct Header {
     std::uint64_t seq;
     std::uint8_t kind;  // HeaderKind
@@ -98,7 +140,8 @@ struct Header {
     std::uint32_t site;
     std::uint64_t nbytes;
     std::uint32_t itemsize;
-    std::uint32_t extra_nbytes;
+    std::uint16_t table_nbytes;
+    std::uint16_t text_nbytes;
     std::uint64_t input_offset;    // in the writer's arena, or kNoOffset
     std::uint64_t output_offset;   // likewise
     std::uint64_t staging_offset;  // likewise
@@ -106,8 +149,24 @@ struct Header {
 static_assert(sizeof(Header) == 64);
 
 enum class HeaderKind : std::uint8_t { call = 1, refused = 2 };
+// Flags of a header.
 /// The shape, dtype and nbytes say nothing: a receiver that takes what comes.
 inline constexpr std::uint16_t kWildcard = 1;
+/// Extents along the axis may differ between the members of an all_gather or gather; the table holds 1 + the extent of
+/// the member's output where it gave one.
+inline constexpr std::uint16_t kUneven = 2;
+/// An array for each reader, of any shapes: the table holds ndim and extents of each, then the same of the outputs
+/// where they are given. The header's own shape says nothing.
+inline constexpr std::uint16_t kList = 4;
+/// The shape is that of the member's own share of what the root scatters.
+inline constexpr std::uint16_t kShare = 8;
+/// The axis of such a member where the root is to have a list.
+inline constexpr std::int8_t kNoAxis = -128;
+/// Many arrays as one vector; the table tells lists apart.
+inline constexpr std::uint16_t kMany = 16;
+/// The bytes express an object of Python's; kPickled: by pickle.
+inline constexpr std::uint16_t kObject = 32;
+inline constexpr std::uint16_t kPickled = 64;
 
 /// How a group's rings and stages are cut: resolved by its lowest rank and handed to all with the group's creation,
 /// since the protocol may depend on nothing that ranks could see differently.
@@ -126,8 +185,12 @@ constexpr std::size_t payload_at(std::size_t meta_nbytes, std::uint64_t payload_
 
 constexpr std::size_t slot_stride(const Tuning& tuning) { return round_up(kMetaNbytes + tuning.slot_nbytes, kLine); }
 
-constexpr std::size_t channel_nbytes(const Tuning& tuning) {
-    return round_up(sizeof(ChannelBlock), kLine) + tuning.slots * slot_stride(tuning);
+constexpr std::size_t slots_offset(int size) {
+    return round_up(sizeof(ChannelBlock), kLine) + round_up(static_cast<std::size_t>(size) * sizeof(Lane), kLine);
+}
+
+constexpr std::size_t channel_nbytes(const Tuning& tuning, int size) {
+    return slots_offset(size) + tuning.slots * slot_stride(tuning);
 }
 
 }  // namespace aiodist

@@ -294,7 +294,7 @@ void garbage() {
     lies.emplace_back(header(Collective::all_reduce, kCount), kCount);
     lies.back().first.ndim = 255;
     lies.emplace_back(header(Collective::all_reduce, kCount), kCount);
-    lies.back().first.extra_nbytes = 1 << 30;
+    lies.back().first.text_nbytes = 0xffff;
     lies.emplace_back(header(Collective::all_reduce, kCount), kCount);
     lies.back().first.seq = 77;
     lies.emplace_back(header(Collective::all_reduce, kCount), kCount);
@@ -302,7 +302,7 @@ void garbage() {
     for (const auto& [lie, extent] : lies) {
         auto ranks = make_world(2, kTuning);
         ChannelBlock& block = ranks[1].communicator->mine();
-        auto* const slot = reinterpret_cast<std::byte*>(&block) + round_up(sizeof(ChannelBlock), kLine);
+        auto* const slot = reinterpret_cast<std::byte*>(&block) + slots_offset(block.size);
         std::memcpy(slot, &lie, sizeof lie);
         std::memcpy(slot + sizeof lie, &extent, sizeof extent);
         for (Word* const word : {&block.staged, &block.reduced, &block.copied}) {

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "communicator.hpp"
+#include "messages/lane.hpp"
+#include "messages/staging.hpp"
+
+namespace aiodist {
+
+/// What one member sends to and receives from its peers, outside the order of the collectives.
+///
+/// A record tells the receiver of each message; a short one is inside it. A longer one is staged in chunks of the
+/// sender's memory, from where the receiver copies it as it grows; a record of the receiver's says once it has. A send
+/// is done when all of it is staged. Where the process's send buffer is full, a message has two chunks that are used in
+/// turn, so that the send waits for its receive; or, where its array is shared memory, none. All under the claim.
+class Messages {
+ public:
+    explicit Messages(Communicator& communicator);
+
+    void add(RequestRef request);
+    /// Reads and writes records; with `large` also moves a segment of the data of long messages.
+    bool step(bool large);
+    /// What a step has found that breaks the group, once.
+    FailurePtr take_failure() noexcept { return std::exchange(failure_, nullptr); }
+    /// True while the last step moved data of long messages.
+    bool moving() const noexcept { return moving_; }
+    /// Ends receives that are overdue, or that nobody waits for any more, where no message was there for them.
+    void expire(TimePoint now);
+    /// What stops a send or a matched receive: a lost peer or a deadline.
+    FailurePtr trouble(TimePoint now) const;
+    bool pending() const;
+    /// True while a long message is on its way in or out.
+    bool has_long() const noexcept;
+    void fail_all(const FailurePtr& failure);
+    /// Gives back all memory that peers could read.
+    void release();
+
+ private:
+    /// A message that a record told of.
+    struct Arrival {
+        Record head{};
+        Shape shape;
+        std::string text;
+        Buffer payload;  // of a short one
+    };
+    struct Receiving {
+        RequestRef request;
+        Arrival arrival;
+        std::uint64_t copied = 0;
+        std::uint64_t told = 0;  // to the sender
+    };
+    struct Sending {
+        RequestRef request;  // null once it is done; the receiver may still have to copy
+        std::uint64_t number = 0;
+        std::uint64_t nbytes = 0;
+        std::uint64_t staged = 0;
+        std::uint64_t taken = 0;
+        std::uint64_t buffered = 0;  // of the process's send buffer
+        std::uint32_t chunk_nbytes = 0;
+        std::uint32_t most_chunks = 0;
+        std::vector<std::uint64_t> chunks;
+    };
+    struct Peer {
+        Peer(Communicator& communicator, int q) : rank(q), out(communicator, q), in(communicator, q) {}
+        int rank;
+        LaneWriter out;
+        LaneReader in;
+        std::uint64_t sent = 0;             // messages
+        std::deque<RequestRef> announcing;  // sends whose record is not written yet
+        std::deque<Record> telling;         // what has been taken of the peer's messages
+        std::list<Sending> sending;         // long ones, until they were taken
+        std::deque<Arrival> arrivals;       // not received yet, in order
+        std::deque<RequestRef> receives;    // without a message yet, in order
+        std::list<Receiving> receiving;     // long ones
+    };
+
+    Peer& peer(int q);
+    const std::byte* direct(const Peer& peer, const Record& head) const;
+    bool read(Peer& peer);
+    bool arrive(Peer& peer, const RecordCopy& copy);
+    void taken(Peer& peer, const Record& head);
+    void withdraw_given_up(Peer& peer);
+    void begin(Peer& peer, RequestRef request, Arrival&& arrival);
+    bool fits(const Request& request, const Arrival& arrival);
+    void make_room(Request& request, const Arrival& arrival) const;
+    bool flush(Peer& peer);
+    bool announce(Peer& peer, const RequestRef& request);
+    bool announce_long(Peer& peer, const RequestRef& request, Record record);
+    bool stage(Sending& sending);
+    bool stage_all(Peer& peer);
+    bool copy(Peer& peer, Receiving& receiving);
+    bool copy_all(Peer& peer);
+    void tell(Peer& peer, const Receiving& receiving);
+    void give_back(Sending& sending);
+
+    Communicator& communicator_;
+    ChunkPool pool_;
+    std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null where there was nothing yet
+    std::vector<Peer*> active_;
+    FailurePtr failure_;
+    bool moving_ = false;
+};
+
+}  // namespace aiodist

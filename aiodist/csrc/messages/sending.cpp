@@ -1,0 +1,146 @@
+// The sender's half of Messages.
+
+#include <algorithm>
+#include <cstring>
+
+#include "messages/messages.hpp"
+
+namespace aiodist {
+namespace {
+
+constexpr std::uint64_t kAtOnce = 256 * 1024;  // see messages.cpp
+constexpr std::uint64_t kPiece = 64 * 1024;
+
+}  // namespace
+
+bool Messages::flush(Peer& with) {
+    bool moved = false;
+    while (!with.telling.empty() && with.out.write(with.telling.front(), Call{}, 0)) {
+        with.telling.pop_front();
+        moved = true;
+    }
+    while (with.telling.empty() && !with.announcing.empty() && announce(with, with.announcing.front())) {
+        with.announcing.pop_front();
+        moved = true;
+    }
+    return moved;
+}
+
+bool Messages::announce(Peer& with, const RequestRef& request) {
+    const Call& call = request->call;
+    Record record{};
+    record.kind = static_cast<std::uint8_t>(RecordKind::message);
+    record.number = request->seq;
+    record.tag = call.tag;
+    record.message_nbytes = call.nbytes;
+    record.block = kNoOffset;
+    if (call.nbytes > kInlineMessage) {
+        return announce_long(with, request, record);
+    }
+    if (!with.out.write(record, call, call.nbytes)) {
+        return false;
+    }
+    communicator_.settle(request, nullptr);
+    return true;
+}
+
+bool Messages::announce_long(Peer& with, const RequestRef& request, Record record) {
+    const Call& call = request->call;
+    Engine& engine = communicator_.engine();
+    Sending sending;
+    sending.request = request;
+    sending.number = request->seq;
+    sending.nbytes = call.nbytes;
+    sending.chunk_nbytes = chunk_nbytes_of(call.nbytes);
+    const std::uint64_t needed = (call.nbytes + sending.chunk_nbytes - 1) / sending.chunk_nbytes;
+    const std::uint64_t buffered = needed * sending.chunk_nbytes;
+    if (needed <= kMaxChunks && engine.take_send_buffer(buffered)) {
+        sending.buffered = buffered;
+        sending.most_chunks = static_cast<std::uint32_t>(needed);
+    } else if (const auto shared = engine.arena().offset_of(call.input, call.nbytes)) {
+        record.direct = 1;
+        record.block = *shared;
+        sending.staged = call.nbytes;
+    } else {
+        sending.most_chunks = kWindowChunks;
+    }
+    record.chunks = sending.most_chunks;
+    record.chunk_nbytes = sending.chunk_nbytes;
+    if (sending.most_chunks != 0) {
+        record.block = pool_.get(sending.chunk_nbytes);
+        auto* const head = new (engine.arena().at(record.block)) ChunkHead;
+        head->staged.store(0, std::memory_order_relaxed);  // the record publishes it
+        head->chunks[0] = record.block;
+        sending.chunks.push_back(record.block);
+    }
+    if (!with.out.write(record, call, 0)) {
+        give_back(sending);
+        return false;
+    }
+    with.sending.push_back(std::move(sending));
+    Sending& placed = with.sending.back();
+    while (call.nbytes <= kAtOnce && stage(placed)) {
+    }
+    return true;
+}
+
+/// Stages a piece of a message; false where there is nothing to stage, or no room yet.
+bool Messages::stage(Sending& sending) {
+    const std::uint64_t window = std::uint64_t{sending.chunk_nbytes} * sending.most_chunks;
+    const std::uint64_t until = std::min(sending.nbytes, sending.taken + window);
+    if (!sending.request || sending.most_chunks == 0 || sending.staged >= until) {
+        return false;
+    }
+    Arena& arena = communicator_.engine().arena();
+    auto* const head = reinterpret_cast<ChunkHead*>(arena.at(sending.chunks.front()));
+    const std::uint64_t within = sending.staged % sending.chunk_nbytes;
+    const auto index = static_cast<std::size_t>(sending.staged / sending.chunk_nbytes % sending.most_chunks);
+    if (index == sending.chunks.size()) {
+        sending.chunks.push_back(pool_.get(sending.chunk_nbytes));
+        head->chunks[index] = sending.chunks.back();
+    }
+    const std::uint64_t count = std::min({kPiece, until - sending.staged, sending.chunk_nbytes - within});
+    copy_cached(arena.at(sending.chunks[index]) + sizeof(ChunkHead) + within,
+                sending.request->call.input + sending.staged, count);
+    sending.staged += count;
+    // seq_cst: releases the data; before the load in wake_sleepers()
+    head->staged.store(sending.staged, std::memory_order_seq_cst);
+    communicator_.member(sending.request->call.root).process->wake_sleepers();
+    if (sending.staged == sending.nbytes) {
+        communicator_.settle(std::exchange(sending.request, RequestRef()), nullptr);
+    }
+    return true;
+}
+
+bool Messages::stage_all(Peer& with) {
+    return std::any_of(with.sending.begin(), with.sending.end(), [this](Sending& sending) { return stage(sending); });
+}
+
+/// The receiver says how much of a message it has.
+void Messages::taken(Peer& with, const Record& head) {
+    const auto found = std::find_if(with.sending.begin(), with.sending.end(),
+                                    [&](const Sending& sending) { return sending.number == head.number; });
+    if (found == with.sending.end() || head.block > found->staged || head.block < found->taken) {
+        damaged_lane(with.rank);
+    }
+    found->taken = head.block;
+    if (found->taken < found->nbytes) {
+        return;
+    }
+    if (found->request) {
+        communicator_.settle(std::exchange(found->request, RequestRef()), nullptr);
+    }
+    give_back(*found);
+    with.sending.erase(found);
+}
+
+void Messages::give_back(Sending& sending) {
+    for (const std::uint64_t chunk : sending.chunks) {
+        pool_.put(sending.chunk_nbytes, chunk);
+    }
+    sending.chunks.clear();
+    communicator_.engine().give_send_buffer(sending.buffered);
+    sending.buffered = 0;
+}
+
+}  // namespace aiodist
