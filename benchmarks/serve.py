@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.cases import GARBAGE, Case
+from benchmarks.cases import GARBAGE, ROOT, Case
 from benchmarks.drivers import Driver, load
 from benchmarks.drivers.base import Array
 
@@ -48,42 +48,50 @@ class Bench:
 
     def measure(self, case: Case, variant: str, plan: Plan) -> dict[str, Any]:
         """Check one call, time batches and single calls, check the last one's result."""
+        rank = self._driver.rank
+        if rank >= case.active:
+            return {"wrong": 0, "batches_us": [0.0] * plan.batches, "calls_us": [0.0] * plan.calls}
         x, out = self._arrays(case, variant)
         loop = self._driver.loop(case, variant, x, out)
-        rank, in_place = self._driver.rank, out is x
-        checked = case.collective != "barrier"
-        if checked:
-            self._fill(case, plan.round, x, out)
-        self._driver.sync()
+        self._fill(case, plan.round, x, out)
+        self._sync(case)
         loop.timed(1)
-        expected = case.expected(rank, plan.round) if checked else None
+        expected = case.expected(rank, plan.round) if case.output_length(rank) else None
         wrong = case.wrong(out, expected) if expected is not None else 0
+        per_trip = 1e3 * case.trips
         batches = []
         for _ in range(plan.batches):
-            self._driver.sync()
+            self._sync(case)
             loop.timed(_LEAD_IN)
-            batches.append(loop.timed(plan.calls) / plan.calls / 1e3)
-        self._driver.sync()
+            batches.append(loop.timed(plan.calls) / plan.calls / per_trip)
+        self._sync(case)
         loop.timed(_LEAD_IN)
         stamps = loop.stamped(plan.calls)
-        if expected is not None and not (in_place and case.op):  # a reduction in place has eaten its own input by now
+        if expected is not None and not (out is x and case.op):  # a reduction in place has eaten its own input by now
             wrong += case.wrong(out, expected)
-        calls = [(after - before) / 1e3 for before, after in pairwise(stamps)]
+        calls = [(after - before) / per_trip for before, after in pairwise(stamps)]
         return {"wrong": wrong, "batches_us": batches, "calls_us": calls}
+
+    def _sync(self, case: Case) -> None:
+        """Wait for every rank, unless some idle: those would spin in the barrier while the others are timed, so they sleep instead."""
+        if case.active == self._driver.size:
+            self._driver.sync()
 
     def _arrays(self, case: Case, variant: str) -> tuple[Array, Array]:
         kind = variant.rpartition("-")[2]
         key = (case, kind)
         if key not in self._buffers:
-            dtype = case.dtype or "uint8"
-            x = self._driver.array(case.input_length, dtype, kind)
-            out = x if case.collective in self._driver.in_place else self._driver.array(case.output_length, dtype, kind)
+            dtype, rank = case.dtype or "uint8", self._driver.rank
+            x = self._driver.array(case.input_length(rank), dtype, kind)
+            out = x if case.single in self._driver.in_place else self._driver.array(case.output_length(rank), dtype, kind)
             self._buffers[key] = (x, out)
         return self._buffers[key]
 
     def _fill(self, case: Case, round_: int, x: Array, out: Array) -> None:
+        if case.collective == "barrier":
+            return
         out.fill(GARBAGE)
-        if case.collective != "broadcast" or self._driver.rank == 0:
+        if case.single != "broadcast" or self._driver.rank == ROOT:
             x[...] = case.contribution(self._driver.rank, round_)
 
 

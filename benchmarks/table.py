@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from benchmarks.cases import Case
+from benchmarks.cases import MANY, Case
 from benchmarks.launchers import PEERS
 from benchmarks.results import Line, Measurement, Results
 
 __all__ = ["format_gaps", "format_row", "format_table"]
+
+_EACH_ARRAY = f"{len(MANY)} unequal arrays, bytes and count of all together, for which MPI and gloo make a call an array"
+_NOTES = {
+    "send_recv": "time is half a round trip between ranks 0 and 1",
+    "exchange": "both ways at once between ranks 2i and 2i + 1, bytes of one way",
+    "all_reduce_many": _EACH_ARRAY,
+    "broadcast_many": _EACH_ARRAY,
+}
 
 _HEAD = (
     f"{'bytes':>10} {'count':>10} {'dtype':>8} {'op':>4}  {'library':<24} {'time(us)':>11} {'p99(us)':>11} "
@@ -21,7 +29,9 @@ def format_table(results: Results) -> str:
     for case in results.measured:
         if case.collective != collective:
             collective = case.collective
-            lines += ["", f"# {collective}, {case.ranks} ranks; algbw and busbw in GB/s; t/X is this row's time over X's", _HEAD]
+            lines += ["", f"# {collective}, {case.ranks} ranks; algbw and busbw in GB/s; t/X is this row's time over X's"]
+            lines += [f"# {_NOTES[collective]}"] if collective in _NOTES else []
+            lines.append(_HEAD)
         lines += [*_block(results, case), ""]
     return "\n".join([*lines, *format_gaps(results)])
 

@@ -43,7 +43,7 @@ def _all() -> Iterator[Target]:
             yield Target("all_reduce", sizes, f"blocking-{kind}", "MPI", 1 / due, 1 / stretch)
         yield Target("all_reduce", _LARGE, f"blocking-{kind}", "gloo", 1 / 10, 1 / 10)
         yield Target("all_reduce", _LARGE, f"awaited-{kind}", f"blocking-{kind}", 1.1, 1.05)
-    for collective in ("broadcast", "all_gather", "reduce_scatter"):
+    for collective in ("broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv"):
         yield Target(collective, _LARGE, "blocking-private", "MPI", 1 / 1.5, 1 / 2)
 
 

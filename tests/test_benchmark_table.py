@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.cases import COLLECTIVES, DTYPES, GARBAGE, Case
+from benchmarks.cases import COLLECTIVES, DTYPES, GARBAGE, MANY, ROOT, Case
 from benchmarks.collectives import main
 from benchmarks.controller import Settings
 from benchmarks.launchers import MPIS, PEERS, plan_launch
@@ -18,6 +18,7 @@ from benchmarks.table import format_table
 from benchmarks.targets import format_targets
 
 MIB = 1 << 20
+PAIRED = ("send_recv", "exchange")
 
 
 def answers(times: list[float], *, wrong: int = 0) -> list[dict[str, Any]]:
@@ -45,6 +46,14 @@ def measured(times: dict[str, float], *, asked: list[str], case: Case) -> Result
         ("all_gather", 4, 0.75),
         ("reduce_scatter", 4, 0.75),
         ("all_reduce", 1, 0.0),
+        ("reduce", 4, 1.0),
+        ("gather", 4, 0.75),
+        ("scatter", 2, 0.5),
+        ("all_to_all", 4, 0.75),
+        ("send_recv", 4, 1.0),
+        ("exchange", 2, 1.0),
+        ("all_reduce_many", 4, 1.5),
+        ("broadcast_many", 4, 1.0),
     ],
 )
 def test_bandwidths_use_the_factors_of_nccl_tests(collective: str, ranks: int, factor: float) -> None:
@@ -54,18 +63,62 @@ def test_bandwidths_use_the_factors_of_nccl_tests(collective: str, ranks: int, f
     assert case.busbw(1e-3) == pytest.approx(case.algbw(1e-3) * factor)
 
 
-def test_count_is_a_rank_s_chunk_where_there_are_chunks() -> None:
-    assert Case.sized("all_reduce", MIB, ranks=4).count == MIB // 4
-    gather = Case.sized("all_gather", MIB, ranks=4)
-    assert (gather.count, gather.input_length, gather.output_length) == (MIB // 16, MIB // 16, MIB // 4)
-    scatter = Case.sized("reduce_scatter", MIB, ranks=4)
-    assert (scatter.count, scatter.input_length, scatter.output_length) == (MIB // 16, MIB // 4, MIB // 16)
+@pytest.mark.parametrize(
+    ("collective", "count", "root", "other"),
+    [
+        ("all_reduce", 4096, (4096, 4096), (4096, 4096)),
+        ("reduce", 4096, (4096, 4096), (4096, 0)),
+        ("reduce_scatter", 1024, (4096, 1024), (4096, 1024)),
+        ("broadcast", 4096, (4096, 4096), (4096, 4096)),
+        ("all_gather", 1024, (1024, 4096), (1024, 4096)),
+        ("gather", 1024, (1024, 4096), (1024, 0)),
+        ("scatter", 1024, (4096, 1024), (0, 1024)),
+        ("all_to_all", 1024, (4096, 4096), (4096, 4096)),
+        ("send_recv", 4096, (4096, 4096), (4096, 4096)),
+        ("exchange", 4096, (4096, 4096), (4096, 4096)),
+        ("all_reduce_many", 4096, (4096, 4096), (4096, 4096)),
+        ("broadcast_many", 4096, (4096, 4096), (4096, 4096)),
+        ("barrier", 0, (0, 0), (0, 0)),
+    ],
+)
+def test_count_is_a_rank_s_chunk_where_there_are_chunks(collective: str, count: int, root: tuple[int, int], other: tuple[int, int]) -> None:
+    case = Case.sized(collective, 16384, ranks=4)
+    assert case.count == count
+    assert (case.input_length(ROOT), case.output_length(ROOT)) == root
+    assert (case.input_length(1), case.output_length(1)) == other
 
 
 def test_sizes_are_cut_to_whole_elements_and_one_at_least() -> None:
     assert Case.sized("all_reduce", 7, ranks=2).nbytes == 4
     assert Case.sized("all_gather", 1, ranks=3).nbytes == 12
     assert Case.sized("barrier", 1024, ranks=2).nbytes == 0
+    assert Case.sized("all_to_all", 1, ranks=3).nbytes == 12
+    assert Case.sized("broadcast_many", 8, ranks=2).count == len(MANY)
+
+
+@pytest.mark.parametrize(("collective", "ranks", "active"), [("send_recv", 5, 2), ("exchange", 5, 4), ("exchange", 4, 4), ("gather", 5, 5)])
+def test_ranks_without_a_partner_idle(collective: str, ranks: int, active: int) -> None:
+    case = Case.sized(collective, 64, ranks=ranks)
+    assert case.active == active
+    assert all(case.input_length(rank) and case.output_length(0) for rank in range(active))
+    assert not any(case.input_length(rank) or case.output_length(rank) for rank in range(active, ranks))
+
+
+@pytest.mark.parametrize("collective", PAIRED)
+def test_calls_between_two_ranks_need_two(collective: str) -> None:
+    with pytest.raises(ValueError, match="needs 2 ranks"):
+        Case.sized(collective, 8, ranks=1)
+
+
+@pytest.mark.parametrize("count", [len(MANY), len(MANY) + 1, 1000, 16 * MIB])
+def test_many_arrays_are_unequal_views_that_cover_everything(count: int) -> None:
+    case = Case.sized("all_reduce_many", count * 4, ranks=2)
+    flat = np.arange(count, dtype=np.float32)
+    arrays = case.arrays(flat)
+    assert len(arrays) == len(MANY)
+    assert all(array.size and np.shares_memory(array, flat) for array in arrays)
+    assert np.array_equal(np.concatenate(arrays), flat)
+    assert count < 1000 or len({array.size for array in arrays}) >= len(set(MANY))
 
 
 @pytest.mark.parametrize("bad", [{"collective": "all_to_none"}, {"dtype": "float8"}, {"op": "median"}, {"ranks": 0}])
@@ -75,21 +128,33 @@ def test_unknown_names_are_refused(bad: dict[str, Any]) -> None:
         Case.sized(**right | bad)
 
 
+def by_numpy(collective: str, inputs: list[Any], rank: int) -> Any:
+    """Return what `rank` gets when the ranks pass `inputs`, by other means than the benchmark's."""
+    ranks = len(inputs)
+    if "reduce" in collective:
+        total = np.stack(inputs).astype(np.float64).sum(axis=0, keepdims=True)[0]
+        return np.split(total, ranks)[rank] if collective == "reduce_scatter" else total
+    if collective in ("broadcast", "scatter"):
+        return inputs[0] if collective == "broadcast" else np.split(inputs[0], ranks)[rank]
+    if collective in PAIRED:
+        return inputs[rank - 1 if rank % 2 else rank + 1]
+    if collective == "all_to_all":
+        return np.stack(inputs).reshape(ranks, ranks, -1).transpose(1, 0, 2).reshape(ranks, -1)[rank]
+    return np.concatenate(inputs)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 16])
-@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "barrier"])
+@pytest.mark.parametrize(
+    ("collective", "ranks"),
+    [(name, ranks) for name in COLLECTIVES for ranks in (1, 2, 3, 16) if name != "barrier" and (ranks > 1 or name not in PAIRED)],
+)
 def test_expected_is_what_numpy_says(collective: str, ranks: int, dtype: str) -> None:
     case = Case.sized(collective, 4000, dtype=dtype, ranks=ranks)
     inputs = [case.contribution(rank, 3) for rank in range(ranks)]
-    total = np.stack(inputs).astype(np.float64).sum(axis=0, keepdims=True)[0]
-    for rank in range(ranks):
-        want = {
-            "all_reduce": total,
-            "broadcast": inputs[0],
-            "all_gather": np.concatenate(inputs),
-            "reduce_scatter": total[rank * case.count : (rank + 1) * case.count],
-        }[collective]
+    for rank in [rank for rank in range(ranks) if case.output_length(rank)]:
+        want = by_numpy(case.single, inputs, rank)
         got = case.expected(rank, 3)
+        assert got.size == case.output_length(rank)
         assert got.dtype == np.dtype(dtype)
         assert np.array_equal(got, want)
 
@@ -172,6 +237,22 @@ def test_a_library_that_failed_half_way_is_neither_printed_nor_compared_with() -
     text = format_table(results)
     assert "not run: gloo all_reduce: no answer within 5 s" in text
     assert not any(line.split()[4:5] == ["gloo"] for line in text.splitlines())
+
+
+def test_the_table_says_what_a_time_or_a_size_stands_for() -> None:
+    for collective, note in (("send_recv", "half a round trip"), ("broadcast_many", "a call an array"), ("all_to_all", "")):
+        case = Case.sized(collective, 1024, ranks=2)
+        head, *rest = format_table(measured({"aiodist blocking-private": 1.0}, asked=["aiodist"], case=case)).strip().splitlines()
+        assert head.startswith(f"# {collective}, 2 ranks")
+        assert rest[0].startswith("# ") == bool(note)
+        assert note in rest[0]
+
+
+def test_a_call_that_a_library_lacks_is_named() -> None:
+    case = Case.sized("gather", 1024, ranks=2)
+    results = measured({"aiodist blocking-private": 1.0}, asked=["aiodist", "gloo"], case=case)
+    results.failed["gloo", "gather"] = "rank 0: NotImplementedError: no gather in gloo"
+    assert "not run: gloo gather: rank 0: NotImplementedError: no gather in gloo" in format_table(results)
 
 
 def test_without_any_mpi_the_table_says_so() -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(60)
 # The number of ranks turns slowest, so that a pool of processes is made once.
 TABLES = [
     pytest.param(size, kind, collective, placement, id=f"{size}-{kind}-{collective}-{placement}")
-    for size, kind, collective in itertools.product(cases.SIZES, ("local", "processes"), cases.COLLECTIVES)
+    for size, kind, collective in itertools.product(cases.SIZES, ("local", "processes"), cases.TABLES)
     for placement in cases.placements(collective)
 ]
 
@@ -38,20 +38,25 @@ def test_collective_equals_numpy(size: int, kind: str, collective: str, placemen
     assert not found, "\n".join([f"{len(found)} of {len(table) * size} results are wrong", *found[:20]])
 
 
-def test_table_covers_every_pair_with_every_length() -> None:
-    met: set[tuple[Any, ...]] = set()
-    for collective, size in itertools.product(cases.COLLECTIVES, cases.SIZES):
-        for placement in cases.placements(collective):
-            for index, case in enumerate(cases.table(collective, size, placement)):
-                met.add((collective, case.op, case.dtype, index % 3 if index % 3 < 2 else _kind_of_length(case, size)))
-    movers = len(oracle.REDUCIBLE) + len(oracle.MOVABLE_ONLY)
+def test_tables_cover_every_pair_with_every_length() -> None:
+    met: dict[str, set[tuple[Any, ...]]] = {collective: set() for collective in cases.COLLECTIVES}
+    for name, size in itertools.product(cases.TABLES, cases.SIZES):
+        for placement in cases.placements(name):
+            for case in cases.table(name, size, placement):
+                length = cases.lengths(case.collective, case.dtype, size).index(case.count)
+                met[case.collective].add((case.op, case.dtype, length))
     pairs = sum(oracle.is_defined(op, dtype) for op in oracle.OPS for dtype in oracle.REDUCIBLE)
-    assert len(met) == 6 * 2 * (movers + pairs)
+    movers = len(oracle.REDUCIBLE) + len(oracle.MOVABLE_ONLY)
+    for collective, combinations in met.items():
+        assert len(combinations) == 6 * (pairs if collective in cases.REDUCTIONS else movers), collective
 
 
-def _kind_of_length(case: cases.Case, size: int) -> str:
-    slot = oracle.slot_count(case.dtype, size)
-    return {0: "none", slot: "slot", slot + 1: "slot and one"}.get(case.count, "wide")
+def test_tables_cover_every_placement_and_root() -> None:
+    for name, size in itertools.product(cases.TABLES, cases.SIZES):
+        met = {(case.collective, case.placement) for placement in cases.placements(name) for case in cases.table(name, size, placement)}
+        assert met == {(collective, placement) for collective in cases.TABLES[name] for placement in cases.placements(collective)}
+        roots = {(case.collective, case.root) for placement in cases.placements(name) for case in cases.table(name, size, placement)}
+        assert roots >= {(collective, root) for collective in cases.TABLES[name] for root in range(size)}
 
 
 async def _special_results(group: aiodist.Group, counts: list[int], one_nan: bool) -> dict[tuple[str, str, int], bytes]:

@@ -24,9 +24,13 @@ ROWS = (
     ("backends",),
     ("devices",),
     ("_core", "registry"),
-    ("errors", "types", "config", "bucket_plan"),
+    ("errors", "types", "config", "bucket_plan", "store"),
 )
-UNITS = {"launch_guard": "launch", "launch_output": "launch", "launch_process": "launch", "launch_supervisor": "launch"}
+UNITS = {
+    **dict.fromkeys(("launch_guard", "launch_output", "launch_process", "launch_supervisor"), "launch"),
+    **dict.fromkeys(("collectives", "membership", "naming", "pending"), "group"),
+    "local_store": "world",
+}
 ROW_OF = {unit: number for number, row in enumerate(ROWS) for unit in row}
 BOTTOM = len(ROWS) - 1
 # A side tower over the bottom row.

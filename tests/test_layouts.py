@@ -245,3 +245,154 @@ def test_swapped_bytes(world: World, shape: tuple[int, ...], dtype: oracle.DType
             assert_same(plain(await group.all_reduce(laid[group.rank])), oracle.all_reduced("sum", due))
 
     world.run(body)
+
+
+# --- The collectives that have a root, or exchange ------------------------------------------------------------------------------------
+
+
+def target(into: Callable[[Array], Array] | None, shape: tuple[int, ...], dtype: oracle.DType) -> Array | None:
+    """Return an array to write a result into, in the drawn layout, or None where none is drawn or it can not be written."""
+    out = into(np.zeros(shape, dtype)) if into is not None else None
+    return out if out is not None and out.flags.writeable else None
+
+
+def native(x: Any) -> Any:
+    """Return `x` in native byte order, the fields of a structured array too."""
+    return x.astype(x.dtype.newbyteorder("="))
+
+
+def check_result(result: Any, out: Array | None, due: Any) -> None:
+    """Fail unless `result` is `out`, where there is one, and holds what is due."""
+    assert out is None or due is None or result is out
+    assert_same(None if result is None else native(result), due)
+
+
+def joined_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Return the shape of the ranks' arrays of `shape` joined along `axis`."""
+    return tuple(size * SIZE if index == axis % len(shape) else size for index, size in enumerate(shape)) or (SIZE,)
+
+
+@COMMON
+@given(
+    shape=shapes(),
+    reducing=REDUCING,
+    ways=st.lists(layouts(), min_size=SIZE, max_size=SIZE),
+    into=st.none() | layouts(),
+    root=st.integers(0, SIZE - 1),
+)
+def test_reduce(world: World, shape: tuple[int, ...], reducing: tuple[str, oracle.DType], ways: list[Any], into: Any, root: int) -> None:
+    op, dtype = reducing
+    parts = [values(shape, dtype, rank) for rank in range(SIZE)]
+    laid = lay_all(parts, ways)
+    due = oracle.all_reduced(op, parts)
+
+    async def body(group: aiodist.Group) -> None:
+        out = target(into, due.shape, due.dtype)
+        result = await group.reduce(laid[group.rank], op, root, out=out)
+        check_result(result, out, due if group.rank == root else None)
+        assert group.rank == root or out is None or not out.astype(bool).any()
+        assert_same(native(laid[group.rank]), parts[group.rank])
+
+    world.run(body)
+
+
+@COMMON
+@given(
+    shape=shapes(),
+    dtype=DTYPES,
+    ways=st.lists(layouts(), min_size=SIZE, max_size=SIZE),
+    into=st.none() | layouts(),
+    root=st.integers(0, SIZE - 1),
+    uneven=st.booleans(),
+    data=st.data(),
+)
+def test_gather(
+    world: World, shape: tuple[int, ...], dtype: oracle.DType, ways: list[Any], into: Any, root: int, uneven: bool, data: st.DataObject
+) -> None:
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1)) if shape else 0
+    keep = [data.draw(st.integers(0, shape[axis])) if uneven and shape else None for _ in range(SIZE)]
+    parts = [
+        np.moveaxis(np.moveaxis(values(shape, dtype, rank), axis, 0)[: keep[rank]], 0, axis) if shape else values(shape, dtype, rank)
+        for rank in range(SIZE)
+    ]
+    laid = lay_all(parts, ways)
+    due = np.concatenate(parts, axis=axis) if shape else np.stack(parts)
+
+    async def body(group: aiodist.Group) -> None:
+        out = target(into, due.shape, dtype)
+        result = await group.gather(laid[group.rank], root, axis, uneven, out=out)
+        check_result(result, out, due if group.rank == root else None)
+        everywhere = target(into, due.shape, dtype)
+        check_result(await group.all_gather(laid[group.rank], axis, uneven, out=everywhere), everywhere, due)
+
+    world.run(body)
+
+
+@COMMON
+@given(shape=shapes(min_dims=1), dtype=DTYPES, way=layouts(), into=st.none() | layouts(), root=st.integers(0, SIZE - 1), data=st.data())
+def test_scatter(world: World, shape: tuple[int, ...], dtype: oracle.DType, way: Any, into: Any, root: int, data: st.DataObject) -> None:
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    whole = values(joined_shape(shape, axis), dtype, root)
+    laid = way(whole)
+    due = np.split(whole, SIZE, axis=axis)
+
+    async def body(group: aiodist.Group) -> None:
+        out = target(into, shape, dtype)
+        result = await group.scatter(laid if group.rank == root else None, root, axis, out=out)
+        check_result(result, out, due[group.rank])
+
+    world.run(body)
+
+
+@COMMON
+@given(
+    shape=shapes(min_dims=1),
+    dtype=DTYPES,
+    ways=st.lists(layouts(), min_size=SIZE, max_size=SIZE),
+    into=st.none() | layouts(),
+    data=st.data(),
+)
+def test_all_to_all(world: World, shape: tuple[int, ...], dtype: oracle.DType, ways: list[Any], into: Any, data: st.DataObject) -> None:
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    parts = [values(joined_shape(shape, axis), dtype, rank) for rank in range(SIZE)]
+    laid = lay_all(parts, ways)
+    cut = [np.split(part, SIZE, axis=axis) for part in parts]
+
+    async def body(group: aiodist.Group) -> None:
+        due = np.concatenate([pieces[group.rank] for pieces in cut], axis=axis)
+        out = target(into, due.shape, dtype)
+        check_result(await group.all_to_all(laid[group.rank], axis, out=out), out, due)
+        assert_same(native(laid[group.rank]), parts[group.rank])
+        if laid[group.rank].flags.writeable:
+            check_result(await group.all_to_all(laid[group.rank], axis, out=laid[group.rank]), laid[group.rank], due)
+        else:
+            await group.all_to_all(laid[group.rank], axis)
+
+    world.run(body)
+
+
+@COMMON
+@given(
+    entries=st.lists(st.lists(shapes(), min_size=SIZE, max_size=SIZE), min_size=SIZE, max_size=SIZE),
+    dtype=DTYPES,
+    way=layouts(),
+    into=st.none() | layouts(),
+    root=st.integers(0, SIZE - 1),
+)
+def test_lists(world: World, entries: list[list[tuple[int, ...]]], dtype: oracle.DType, way: Any, into: Any, root: int) -> None:
+    lists = [[values(shape, dtype, 3 * sender + index) for index, shape in enumerate(row)] for sender, row in enumerate(entries)]
+    laid = [[way(array) for array in row] for row in lists]
+
+    async def body(group: aiodist.Group) -> None:
+        due = [row[group.rank] for row in lists]
+        outs = [target(into, array.shape, dtype) for array in due]
+        out = None if any(array is None for array in outs) else outs
+        result = await group.all_to_all(laid[group.rank], out=out)
+        assert len(result) == SIZE
+        for got, goal, expected in zip(result, outs if out else [None] * SIZE, due, strict=True):
+            check_result(got, goal, expected)
+        goal = target(into, lists[root][group.rank].shape, dtype)
+        scattered = await group.scatter(laid[root] if group.rank == root else None, root, out=goal)
+        check_result(scattered, goal, lists[root][group.rank])
+
+    world.run(body)

@@ -68,6 +68,10 @@ def _in_place(g: Any, x: Any, **more: Any) -> Any:
     return g.all_reduce(x, out=x, **more)
 
 
+def _exchange_in_place(g: Any, x: Any) -> Any:
+    return g.all_to_all(x, out=x)
+
+
 def _scatter(g: Any) -> Any:
     return g.reduce_scatter(np.ones(3 * g.size))
 
@@ -78,6 +82,36 @@ def _broadcast(g: Any) -> Any:
 
 def _gather(g: Any) -> Any:
     return g.all_gather(np.ones(6))
+
+
+def _reduce(g: Any) -> Any:
+    return g.reduce(np.ones(6))
+
+
+def _to_root(g: Any) -> Any:
+    return g.gather(np.ones(6))
+
+
+def _from_root(g: Any) -> Any:
+    return g.scatter(None)
+
+
+def _from_next(g: Any) -> Any:
+    return g.scatter(np.ones(6) if g.rank == 1 else None, root=1)
+
+
+def _exchange(g: Any) -> Any:
+    return g.all_to_all(np.ones(6))
+
+
+def _half_exchange(g: Any) -> Any:
+    a = np.zeros(9)
+    return g.all_to_all(a[:6], out=a[3:])
+
+
+def _half_reduce(g: Any) -> Any:
+    a = np.zeros(9)
+    return g.reduce(a[:6], out=a[3:])
 
 
 TYPE, VALUE, EITHER = (TypeError,), (ValueError,), (TypeError, ValueError)
@@ -132,6 +166,60 @@ REFUSALS = {
     "timeout without end": Refusal(lambda g: g.barrier(timeout=float("inf")), lambda g: g.barrier(), VALUE, ("timeout",)),
     "timeout of no number": Refusal(lambda g: g.barrier(timeout=float("nan")), lambda g: g.barrier(), VALUE, ("timeout",)),
     "timeout of a wrong type": Refusal(lambda g: g.all_reduce(np.ones(6), timeout="1 s"), _sum, TYPE, ("timeout",)),
+    "reduced objects": Refusal(lambda g: g.reduce(np.array([None] * 6)), _reduce, TYPE, ("object",)),
+    "reduced complex max": Refusal(lambda g: g.reduce(np.ones(6, "c8"), "max"), _reduce, TYPE, ("max", "complex64")),
+    "reduced float bor": Refusal(lambda g: g.reduce(np.ones(6, "f2"), "bor"), _reduce, TYPE, ("bor", "float16")),
+    "reduced text": Refusal(lambda g: g.reduce(np.array(["a"] * 6)), _reduce, TYPE, ("sum",)),
+    "reduced by an unknown op": Refusal(lambda g: g.reduce(np.ones(6), "avg"), _reduce, VALUE, ("avg",)),
+    "reduced mean into integers": Refusal(
+        lambda g: g.reduce(np.ones(6, "i4"), "mean", out=np.ones(6, "i4")), _reduce, EITHER, ("out", "float64")
+    ),
+    "reduced into another shape": Refusal(lambda g: g.reduce(np.ones(6), out=np.ones(7)), _reduce, VALUE, ("out", "6", "7")),
+    "reduced into another dtype": Refusal(lambda g: g.reduce(np.ones(6), out=np.ones(6, "f4")), _reduce, EITHER, ("out", "float32")),
+    "reduced into a read-only array": Refusal(lambda g: g.reduce(np.ones(6), out=_frozen()), _reduce, VALUE, ("out",)),
+    "reduced into repeated memory": Refusal(lambda g: g.reduce(np.ones(6), out=np.broadcast_to(1.0, (6,))), _reduce, VALUE, ("out",)),
+    "reduced into a list": Refusal(lambda g: g.reduce(np.ones(6), out=[0.0] * 6), _reduce, TYPE, ("out",)),
+    "reduced with overlap": Refusal(_half_reduce, _reduce, VALUE, ("overlap",)),
+    "reduced to no rank": Refusal(lambda g: g.reduce(np.ones(6), root=g.size), _reduce, VALUE, ("root",)),
+    "reduced to a negative rank": Refusal(lambda g: g.reduce(np.ones(6), root=-1), _reduce, VALUE, ("root", "-1")),
+    "reduced to a float": Refusal(lambda g: g.reduce(np.ones(6), root=1.0), _reduce, TYPE, ("root",)),
+    "reduced none": Refusal(lambda g: g.reduce(None), _reduce, TYPE),
+    "reduced with no time": Refusal(lambda g: g.reduce(np.ones(6), timeout=0), _reduce, VALUE, ("timeout",)),
+    "gathered objects": Refusal(lambda g: g.gather(np.array([None] * 6)), _to_root, TYPE, ("object",)),
+    "gathered into another shape": Refusal(lambda g: g.gather(np.ones(6), out=np.ones(6)), _to_root, VALUE, ("out", "18", "6")),
+    "gathered into another dtype": Refusal(lambda g: g.gather(np.ones(6), out=np.ones(18, "i8")), _to_root, EITHER, ("out", "int64")),
+    "gathered into a read-only array": Refusal(
+        lambda g: g.gather(np.ones(6), out=np.frombuffer(bytes(144))), _to_root, VALUE, ("out", "read-only")
+    ),
+    "gathered to no rank": Refusal(lambda g: g.gather(np.ones(6), 3), _to_root, VALUE, ("root",)),
+    "gathered to a string": Refusal(lambda g: g.gather(np.ones(6), "0"), _to_root, TYPE, ("root",)),
+    "gathered along no axis": Refusal(lambda g: g.gather(np.ones(6), axis=-2), _to_root, VALUE, ("axis",)),
+    "gathered along a float": Refusal(lambda g: g.gather(np.ones(6), axis=0.0), _to_root, TYPE, ("axis",)),
+    "uneven of a wrong axis": Refusal(
+        lambda g: g.all_gather(np.ones(6), 1, True), lambda g: g.all_gather(np.ones(6), 0, True), VALUE, ("axis",)
+    ),
+    "scattered objects": Refusal(lambda g: g.scatter(np.array([None] * 6)), _from_root, TYPE, ("object",)),
+    "scattered none": Refusal(lambda g: g.scatter(None), _from_root, TYPE),
+    "scattered what does not divide": Refusal(lambda g: g.scatter(np.ones(7)), _from_root, VALUE, ("7", "3")),
+    "scattered what does not divide inside": Refusal(lambda g: g.scatter(np.ones((6, 4)), axis=-1), _from_root, VALUE, ("4",)),
+    "expecting what does not divide": Refusal(lambda g: g.scatter(np.ones(7), 1), _from_next, VALUE, ("7",)),
+    "scattered without a dimension": Refusal(lambda g: g.scatter(np.array(1.0)), _from_root, VALUE),
+    "scattered along no axis": Refusal(lambda g: g.scatter(np.ones(6), axis=1), _from_root, VALUE, ("axis",)),
+    "scattered into another shape": Refusal(lambda g: g.scatter(np.ones(6), out=np.ones(6)), _from_root, VALUE, ("out", "2", "6")),
+    "scattered into a read-only array": Refusal(lambda g: g.scatter(None, 1, out=np.frombuffer(bytes(16))), _from_next, VALUE, ("out",)),
+    "scattered into a list": Refusal(lambda g: g.scatter(None, 1, out=[0.0, 0.0]), _from_next, TYPE, ("out",)),
+    "scattered from no rank": Refusal(lambda g: g.scatter(np.ones(6), 3), _from_root, VALUE, ("root",)),
+    "exchanged objects": Refusal(lambda g: g.all_to_all(np.array([None] * 6)), _exchange, TYPE, ("object",)),
+    "exchanged none": Refusal(lambda g: g.all_to_all(None), _exchange, TYPE),
+    "exchanged what does not divide": Refusal(lambda g: g.all_to_all(np.ones(7)), _exchange, VALUE, ("7", "3")),
+    "exchanged without a dimension": Refusal(lambda g: g.all_to_all(np.array(1.0)), _exchange, VALUE),
+    "exchanged along no axis": Refusal(lambda g: g.all_to_all(np.ones(6), axis=1), _exchange, VALUE, ("axis",)),
+    "exchanged along a string": Refusal(lambda g: g.all_to_all(np.ones(6), axis="0"), _exchange, TYPE, ("axis",)),
+    "exchanged into another shape": Refusal(lambda g: g.all_to_all(np.ones(6), out=np.ones((2, 3))), _exchange, VALUE, ("out",)),
+    "exchanged into another dtype": Refusal(lambda g: g.all_to_all(np.ones(6), out=np.ones(6, "c8")), _exchange, EITHER, ("out",)),
+    "exchanged in place in a read-only array": Refusal(lambda g: _exchange_in_place(g, _frozen()), _exchange, VALUE, ("out", "read-only")),
+    "exchanged with overlap": Refusal(_half_exchange, _exchange, VALUE, ("overlap",)),
+    "exchanged with no time": Refusal(lambda g: g.all_to_all(np.ones(6), timeout=float("nan")), _exchange, VALUE, ("timeout",)),
 }
 
 
@@ -244,6 +332,21 @@ async def _untouched(group: aiodist.Group) -> None:
 
 def test_a_refused_call_writes_nothing(run_ranks: RunRanks) -> None:
     run_ranks(2, _untouched)
+
+
+async def _ignored(group: aiodist.Group) -> None:
+    """What counts on the root only is not checked elsewhere, so it refuses nothing there."""
+    frozen, x = _frozen(), np.full(6, group.rank + 1.0)
+    for out in (frozen, np.ones(5), np.ones(6, "i4"), np.broadcast_to(0.0, (6,))):
+        elsewhere = out if group.rank else None
+        assert_same(await group.reduce(x, out=elsewhere), np.full(6, 6.0) if group.rank == 0 else None)
+        gathered = await group.gather(x, out=elsewhere)
+        assert_same(gathered, np.repeat([1.0, 2.0, 3.0], 6) if group.rank == 0 else None)
+    assert_same(frozen, np.ones(6))
+
+
+def test_an_out_that_does_not_count_refuses_nothing(run_ranks: RunRanks) -> None:
+    run_ranks(3, _ignored)
 
 
 async def test_a_refused_call_alone() -> None:

@@ -18,6 +18,7 @@ from aiodist.rendezvous.messages import (
     Delete,
     Done,
     Formed,
+    Gather,
     Get,
     Hello,
     Join,
@@ -334,13 +335,6 @@ def test_limits() -> None:
     assert refused(desk.read(9)).code == "argument"
 
 
-def test_only_members_have_keys_and_barriers() -> None:
-    desk = Desk()
-    assert refused([desk.ask(1, Set(1, "k", b""))]).code == "state"
-    assert refused([desk.ask(1, Barrier(1, "k", 1))]).code == "state"
-    assert desk.ask(1, Leave(1)) == Done(1)
-
-
 ids = st.integers(1, 4)
 names = st.sampled_from(["a", "b", "é"])
 timeouts = st.sampled_from([0.0, 1.0, 5.0])
@@ -362,6 +356,7 @@ requests = st.one_of(
     st.builds(Compare, ids, names, st.none() | st.just(b"1"), st.just(b"2")),
     st.builds(Delete, ids, names),
     st.builds(Barrier, ids, names, timeouts),
+    st.builds(Gather, ids, names, st.lists(st.integers(0, 3), max_size=3), st.binary(max_size=3), timeouts),
     st.builds(Leave, ids, st.none() | st.just("why")),
     st.builds(Cancel, ids),
     st.builds(Hello, st.just(1)),

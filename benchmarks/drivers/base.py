@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from time import perf_counter_ns
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from benchmarks.cases import Case
 
-__all__ = ["Array", "Driver", "Loop", "SyncLoop"]
+__all__ = ["Array", "Driver", "Loop", "SyncLoop", "in_turn"]
 
 Array = npt.NDArray[Any]
 
@@ -52,6 +52,16 @@ class SyncLoop(Loop):
         return stamps
 
 
+def in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """Return a callable that makes each of these calls after the one before it; it costs one Python frame."""
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return run
+
+
 class Driver(ABC):
     """A rank of one library's world.
 
@@ -59,7 +69,7 @@ class Driver(ABC):
         rank: this process's rank.
         size: number of ranks.
         library: name and version, as the library says it.
-        in_place: collectives whose result lands in the input's buffer.
+        in_place: collectives whose result lands in the input's buffer; their ``_many`` forms too.
     """
 
     in_place: ClassVar[frozenset[str]] = frozenset({"broadcast"})
@@ -73,7 +83,11 @@ class Driver(ABC):
 
     @abstractmethod
     def loop(self, case: Case, variant: str, x: Array, out: Array) -> Loop:
-        """Return the call of `case` on these buffers; `out` is `x` where the collective is in place."""
+        """Return the call of `case` on these buffers; `out` is `x` where the collective is in place.
+
+        Raises:
+            NotImplementedError: the library has no such call; the report says so.
+        """
 
     @abstractmethod
     def sync(self) -> None:

@@ -3,20 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import repeat
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Protocol
 
 import aiodist
-from benchmarks.cases import Case
+from benchmarks.cases import ROOT, Case
 from benchmarks.drivers.base import Array, Driver, Loop
 
 __all__ = ["AiodistDriver"]
 
-Start = Callable[[], aiodist.TensorFuture[Any]]
+
+class Waits(Protocol):
+    """What both loops need of a call that was started; every TensorFuture has it."""
+
+    def result(self) -> object: ...
+
+    def __await__(self) -> Generator[Any, Any, Any]: ...
+
+
+Start = Callable[[], Waits]
+
+
+class InTurn:
+    """Starts each call when the one before it is done."""
+
+    def __init__(self, starts: Sequence[Start]) -> None:
+        self._starts = starts
+
+    def result(self) -> None:
+        for start in self._starts:
+            start().result()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        for start in self._starts:
+            yield from start().__await__()
+
+
+class AtOnce:
+    """Starts all calls, then waits for them."""
+
+    def __init__(self, starts: Sequence[Start]) -> None:
+        self._starts = starts
+
+    def result(self) -> None:
+        for waits in [start() for start in self._starts]:
+            waits.result()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        for waits in [start() for start in self._starts]:
+            yield from waits.__await__()
 
 
 class BlockingLoop(Loop):
@@ -90,15 +129,41 @@ class AiodistDriver(Driver):
 
     def _start(self, case: Case, x: Array, out: Array) -> Start:
         group = self._group
-        if case.collective == "barrier":
-            return group.barrier
-        if case.collective == "broadcast":  # in place at the root, so that every rank has a given buffer and none copies to itself
-            return partial(group.broadcast, x if self.rank == 0 else None, 0, out=x)
-        if case.collective == "all_gather":
-            return partial(group.all_gather, x, out=out)
-        if case.collective == "all_reduce":
-            return partial(group.all_reduce, x, case.op, out=out)
-        return partial(group.reduce_scatter, x, case.op, out=out)
+        at_root = self.rank == ROOT
+        match case.collective:
+            case "all_reduce":
+                return partial(group.all_reduce, x, case.op, out=out)
+            case "reduce":
+                return partial(group.reduce, x, case.op, ROOT, out=out if at_root else None)
+            case "reduce_scatter":
+                return partial(group.reduce_scatter, x, case.op, out=out)
+            case "broadcast":  # in place at the root, so that every rank has a given buffer and none copies to itself
+                return partial(group.broadcast, x if at_root else None, ROOT, out=x)
+            case "all_gather":
+                return partial(group.all_gather, x, out=out)
+            case "gather":
+                return partial(group.gather, x, ROOT, out=out if at_root else None)
+            case "scatter":
+                return partial(group.scatter, x if at_root else None, ROOT, out=out)
+            case "all_to_all":
+                return partial(group.all_to_all, x, out=out)
+            case "all_reduce_many":
+                return partial(group.all_reduce_many, case.arrays(x), case.op, out=case.arrays(out))
+            case "broadcast_many":
+                arrays = case.arrays(x)
+                return partial(group.broadcast_many, arrays if at_root else None, ROOT, out=arrays)
+            case "send_recv" | "exchange":
+                return self._pair(case, x, out)
+            case "barrier":
+                return group.barrier
+        raise NotImplementedError(f"no {case.collective} here")
+
+    def _pair(self, case: Case, x: Array, out: Array) -> Start:
+        peer = self.rank ^ 1
+        calls: list[Start] = [partial(self._group.send, x, peer), partial(self._group.recv, peer, out=out)]
+        if case.collective == "exchange":
+            return repeat(AtOnce(calls)).__next__  # hands out the same object without a Python frame
+        return repeat(InTurn(calls if self.rank == ROOT else calls[::-1])).__next__
 
     def sync(self) -> None:
         self._group.barrier().result()

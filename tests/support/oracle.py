@@ -202,8 +202,13 @@ def raw_bytes(array: Any) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
 
-def digest(array: Any) -> str:
-    """Return a fingerprint of dtype, shape and every bit."""
+def digest(value: Any) -> str:
+    """Return a fingerprint of dtype, shape and every bit of an array, of a list of arrays, or of what is no array."""
+    if isinstance(value, list):
+        return f"[{', '.join(digest(array) for array in value)}]"
+    if not isinstance(value, np.ndarray):
+        return repr(value)
+    array = value
     words = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return f"{array.dtype!r} {array.shape} {zlib.crc32(words.data):08x}"
 
@@ -217,11 +222,14 @@ def canonical(array: Any) -> Array:
 
 
 def assert_same(actual: Any, expected: Any) -> None:
-    """Fail unless both arrays have the same shape, dtype and, NaN apart, bits.
+    """Fail unless both arrays, or all of two lists of arrays, have the same shape, dtype and, NaN apart, bits.
 
     Raises:
         AssertionError: naming the first place where they differ.
     """
+    if expected is None or isinstance(expected, list):
+        _assert_same_structure(actual, expected)
+        return
     assert isinstance(actual, np.ndarray), f"{type(actual).__name__} is no ndarray"
     expected = np.asarray(expected)
     assert actual.dtype == expected.dtype, f"dtype {actual.dtype} where {expected.dtype} is due"
@@ -236,3 +244,15 @@ def assert_same(actual: Any, expected: Any) -> None:
     raise AssertionError(
         f"{wrong.size} of {got.size} elements differ; first at {at}: {got.reshape(-1)[at]!r} where {due.reshape(-1)[at]!r} is due"
     )
+
+
+def _assert_same_structure(actual: Any, expected: list[Any] | None) -> None:
+    if expected is None:
+        assert actual is None, f"{actual!r} where None is due"
+        return
+    assert isinstance(actual, list) and len(actual) == len(expected), f"{actual!r} where a list of {len(expected)} is due"
+    for index, (array, due) in enumerate(zip(actual, expected, strict=True)):
+        try:
+            assert_same(array, due)
+        except AssertionError as error:
+            raise AssertionError(f"entry {index} of {len(expected)}: {error}") from None
