@@ -196,11 +196,9 @@ class Group(Collectives):
         if not isinstance(reason, str):
             raise TypeError(f"reason must be a string, not {type(reason).__name__}")
         self._abort(reason)
-        for pending in list(self._channels.values()):
+        for pending in list(self._channels.values()):  # those that are open the core breaks
             if pending.value is None:
                 give_up(pending, CommunicationError(f"group {self.name!r} was aborted: {reason}", group=self.name, rank=self.rank), reason)
-            else:
-                pending.value.abort(reason)
 
     async def aclose(self) -> None:
         """Wait for the calls in flight, then leave the group and its channels; afterwards its calls raise `GroupClosedError`.
@@ -268,7 +266,7 @@ class Group(Collectives):
         founder, drain_seconds = self._founder, self._drain_seconds  # not this group: what is pending must not hold it
 
         def build(name: str, id: int, rank: int, tuning: _core.Tuning, members: list[tuple[_core.Process, int]]) -> Group:
-            return Group(
+            group = Group(
                 name,
                 id,
                 rank,
@@ -281,6 +279,10 @@ class Group(Collectives):
                 channel_of=channel_of,
                 drain_seconds=drain_seconds,
             )
+            owner = None if channel_of is None else channel_of()
+            if owner is not None:
+                owner._adopt(group)
+            return group
 
         return founder.found(plan, build, timeout if within is None else within)
 

@@ -79,6 +79,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// Looks at aborts, deaths, goodbyes and deadlines. Called a few times a second while calls are pending.
     void check(TimePoint now);
     void abort(FailureKind kind, const std::string& reason);
+    /// Lets whatever breaks this group break `channel` too.
+    void adopt(const std::shared_ptr<Communicator>& channel);
     /// Says goodbye; pending calls fail. The block is freed once no peer reads it.
     void close();
 
@@ -175,6 +177,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::string describe(int q, const HeaderCopy& copy) const;
     void settle(RequestRef request, FailurePtr failure);
     void break_group(FailurePtr failure);
+    void break_with(const FailurePtr& failure);
     void fail_all(const FailurePtr& failure);
     FailurePtr look_for_trouble(TimePoint now) const;
     FailurePtr aborts(std::uint64_t lowest) const;
@@ -204,7 +207,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::byte* staging_ = nullptr;
     std::uint64_t staging_offset_ = kNoOffset;
 
-    mutable std::mutex issue_mutex_;  // next_seq_, unposted_, new_messages_, unmatched_, draining_, failure_
+    mutable std::mutex issue_mutex_;  // next_seq_, unposted_, new_messages_, unmatched_, draining_, channels_,
+                                    // failure_
     std::uint64_t next_seq_ = 0;
     RequestQueue unposted_;
     std::atomic<std::uint32_t> unposted_count_{0};
@@ -212,6 +216,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::atomic<std::uint32_t> new_message_count_{0};
     std::uint32_t unmatched_ = 0;  // receives without a message: closing does not wait for them
     std::vector<RequestRef> draining_;
+    std::vector<std::weak_ptr<Communicator>> channels_;
     FailurePtr failure_;
     std::atomic<bool> broken_{false};
     std::atomic<bool> closed_{false};

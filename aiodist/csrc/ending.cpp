@@ -69,6 +69,38 @@ void Communicator::break_group(FailurePtr failure) {
         publish(block_->abort_from, from);
     }
     fail_all(failure_);
+    std::vector<std::weak_ptr<Communicator>> channels;
+    {
+        const std::lock_guard lock(issue_mutex_);
+        channels.swap(channels_);
+    }
+    for (const auto& weak : channels) {
+        if (const auto channel = weak.lock()) {
+            channel->break_with(failure_);
+        }
+    }
+}
+
+void Communicator::break_with(const FailurePtr& failure) {
+    const Claim claim(*this);  // held by a group whose claim we hold; never the other way round
+    if (!broken_.load(std::memory_order_relaxed) && !closed()) {
+        break_group(failure);
+    }
+}
+
+void Communicator::adopt(const std::shared_ptr<Communicator>& channel) {
+    FailurePtr failure;
+    {
+        const std::lock_guard lock(issue_mutex_);
+        failure = failure_;
+        if (!failure) {
+            std::erase_if(channels_, [](const auto& weak) { return weak.expired(); });
+            channels_.push_back(channel);
+        }
+    }
+    if (failure && !closed()) {
+        channel->break_with(failure);
+    }
 }
 
 void Communicator::fail_all(const FailurePtr& failure) {

@@ -28,6 +28,13 @@ void give_up_if_unwanted(Request& request);
 /// The value of a done request (borrowed), or nullptr with its error raised.
 PyObject* value_of(FutureObject& self);
 
+/// Moves the call on and looks whether it is done; sees to it that somebody watches its deadline.
+bool look(FutureObject& future);
+
+// callbacks.cpp
+PyObject* future_add_done_callback(PyObject* self, PyObject* arguments, PyObject* keywords);
+PyObject* future_remove_done_callback(PyObject* self, PyObject* callback);
+
 // awaiting.cpp
 PyObject* future_await(PyObject* self);
 bool add_awaiter_type();

@@ -254,6 +254,19 @@ PyObject* group_abort(PyObject* self, PyObject* reason) {
     Py_RETURN_NONE;
 }
 
+/// _adopt(channel): what breaks this group breaks the channel too.
+PyObject* group_adopt(PyObject* self, PyObject* channel) {
+    if (!PyObject_TypeCheck(channel, Py_TYPE(self))) {
+        PyErr_SetString(PyExc_TypeError, "_adopt() takes a group");
+        return nullptr;
+    }
+    if (!usable(as_group(self)) || !usable(as_group(channel))) {
+        return nullptr;
+    }
+    communicator_of(self).adopt(*as_group(channel).communicator);
+    Py_RETURN_NONE;
+}
+
 /// _drained(): a future of the moment at which all calls made so far are over.
 PyObject* group_drained(PyObject* self, PyObject*) {
     if (!usable(as_group(self))) {
@@ -314,6 +327,7 @@ PyMethodDef methods[] = {
     {"_start", group_start, METH_VARARGS, nullptr},
     {"_refuse", group_refuse, METH_VARARGS, nullptr},
     {"_abort", group_abort, METH_O, nullptr},
+    {"_adopt", group_adopt, METH_O, nullptr},
     {"_drained", group_drained, METH_NOARGS, nullptr},
     {"_close", group_close, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};

@@ -6,14 +6,6 @@
 #include <new>
 
 namespace aiodist {
-namespace {
-
-// A long message up to this size is staged, and copied, by whoever meets it; a longer one by the engine or a thread
-// that waits for it. The bound of what a collective's caller does itself.
-constexpr std::uint64_t kAtOnce = 256 * 1024;
-constexpr std::uint64_t kPiece = 64 * 1024;
-
-}  // namespace
 
 Messages::Messages(Communicator& communicator)
     : communicator_(communicator),

@@ -6,12 +6,6 @@
 #include "messages/messages.hpp"
 
 namespace aiodist {
-namespace {
-
-constexpr std::uint64_t kAtOnce = 256 * 1024;  // see messages.cpp
-constexpr std::uint64_t kPiece = 64 * 1024;
-
-}  // namespace
 
 bool Messages::flush(Peer& with) {
     bool moved = false;

@@ -15,6 +15,11 @@ inline constexpr std::uint32_t kLargeChunk = 512 * 1024;
 /// Chunks that a message which found no room in the send buffer uses in turn.
 inline constexpr std::uint32_t kWindowChunks = 2;
 
+/// A long message up to this size is staged, and copied, by whoever meets it; a longer one, in pieces, by the engine or
+/// a thread that waits for it. The bound of what a collective's caller does itself.
+inline constexpr std::uint64_t kAtOnce = 256 * 1024;
+inline constexpr std::uint64_t kPiece = 64 * 1024;
+
 constexpr std::uint32_t chunk_nbytes_of(std::uint64_t message_nbytes) {
     return message_nbytes <= kSmallChunk ? kSmallChunk : kLargeChunk;
 }

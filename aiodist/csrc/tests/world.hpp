@@ -24,6 +24,13 @@ inline void expect(bool good, const std::string& what) {
     }
 }
 
+/// For every element of an array: builds no text unless it has to.
+inline void expect_same(std::uint64_t got, std::uint64_t due, const char* what) {
+    if (got != due) {
+        expect(false, std::string(what) + ": " + std::to_string(got) + " in place of " + std::to_string(due));
+    }
+}
+
 inline Fd copy_of(int fd) { return Fd(::dup(fd)); }
 
 struct Rank {
@@ -97,6 +104,26 @@ Call call_of(Collective collective, DType dtype, const std::vector<T>& input, st
     call.shape.dims[0] = input.size();
     call.input = reinterpret_cast<const std::byte*>(input.data());
     call.output = reinterpret_cast<std::byte*>(output.data());
+    return call;
+}
+
+inline Call receive_of(int from, std::uint64_t tag) {
+    Call call;
+    call.collective = Collective::recv;
+    call.root = from;
+    call.tag = tag;
+    return call;
+}
+
+inline Call send_of(const std::uint64_t* data, std::size_t count, int to, std::uint64_t tag) {
+    Call call = receive_of(to, tag);
+    call.collective = Collective::send;
+    call.dtype = DType::uint64;
+    call.itemsize = sizeof(std::uint64_t);
+    call.nbytes = count * sizeof(std::uint64_t);
+    call.shape.ndim = 1;
+    call.shape.dims[0] = count;
+    call.input = reinterpret_cast<const std::byte*>(data);
     return call;
 }
 

@@ -1,0 +1,129 @@
+// What callers do: giving calls their place, waiting beside those who advance them, handing over to the engine.
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "communicator.hpp"
+
+namespace aiodist {
+
+RequestRef Communicator::start(Call&& call, Clock::duration timeout) {
+    ensure_staging(call);
+    RequestRef request = RequestRef::adopt(new Request(shared_from_this(), std::move(call)));
+    request->timeout = timeout;
+    request->deadline = Clock::now() + timeout;
+    home_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    {
+        const std::lock_guard lock(issue_mutex_);
+        if (failure_) {
+            request->finish(failure_);
+            return request;
+        }
+        pending_.fetch_add(1, std::memory_order_seq_cst);  // before the load in Engine::watch
+        if (is_message(request->call.collective)) {
+            request->unmatched = request->call.collective == Collective::recv;
+            unmatched_ += request->unmatched ? 1 : 0;
+            new_messages_.push(request);
+            new_message_count_.fetch_add(1, std::memory_order_relaxed);  // under the mutex; see move_messages()
+        } else {
+            request->seq = next_seq_++;
+            unposted_.push(request);
+            unposted_count_.fetch_add(1, std::memory_order_relaxed);  // under the mutex; see post()
+        }
+    }
+    progress();
+    return request;
+}
+
+RequestRef Communicator::drained() {
+    RequestRef request = RequestRef::adopt(new Request(shared_from_this(), Call{}));
+    const std::lock_guard lock(issue_mutex_);
+    if (pending_.load(std::memory_order_relaxed) == unmatched_) {  // both change under the same mutex
+        request->finish(nullptr);
+    } else {
+        draining_.push_back(request);
+    }
+    return request;
+}
+
+void Communicator::ensure_staging(const Call& call) {
+    if (call.nbytes <= tuning().slot_nbytes || call.refused || size() == 1 || is_message(call.collective)) {
+        return;
+    }
+    const std::lock_guard lock(issue_mutex_);
+    if (staging_ == nullptr) {
+        staging_offset_ = engine_->arena().allocate(staging_nbytes());
+        staging_ = engine_->arena().at(staging_offset_);
+    }
+}
+
+void Communicator::hand_over(Request& request, bool at_once) {
+    {
+        const std::lock_guard lock(issue_mutex_);
+        if (request.done() || (request.engine_serves && !at_once)) {
+            return;
+        }
+        if (request.engine_serves) {  // it may still wait for its alarm
+            engine_->wake();
+            return;
+        }
+        request.engine_serves = true;
+        engine_requests_.fetch_add(1, std::memory_order_seq_cst);  // before the load of asleep_ in wake()
+    }
+    at_once ? engine_->wake() : engine_->wake_soon();
+}
+
+void Communicator::unhelp() noexcept {
+    // seq_cst: the engine that saw a helper and went to sleep is woken here, or it sees that there is none
+    if (helpers_.fetch_sub(1, std::memory_order_seq_cst) == 1 && serves_engine()) {
+        engine_->wake();
+    }
+}
+
+std::optional<int> Communicator::waits_for_this_thread(const Request& request) const {
+    const std::thread::id here = std::this_thread::get_id();
+    const bool message = is_message(request.call.collective);
+    for (int q = 0; q < size(); ++q) {
+        const Member& one = member(q);
+        const bool waited_for = message
+                                    ? q == request.call.root && request.unmatched
+                                    : q != rank() && one.block->posted.load(std::memory_order_relaxed) <= request.seq;
+        if (!one.process->self || !waited_for) {
+            continue;
+        }
+        const auto local = engine_->local(*this, q);
+        if (local && local->home_.load(std::memory_order_relaxed) == here) {
+            return q;
+        }
+    }
+    return std::nullopt;
+}
+
+bool Communicator::has_core() const {
+    const int core = engine_->note_core();
+    bool shared = false;
+    bool highest = true;
+    for (int q = 0; q < size(); ++q) {
+        const Process& process = *member(q).process;
+        if (!process.self && process.arena->header().core.load(std::memory_order_relaxed) == core) {  // a hint
+            shared = true;
+            highest = highest && q < rank();
+        }
+    }
+    if (!shared || !highest || engine_->crowded()) {
+        return !shared;
+    }
+    std::vector<int> taken{core};
+    for (const Member& one : members_) {
+        if (!one.process->self) {
+            taken.push_back(one.process->arena->header().core.load(std::memory_order_relaxed) &
+                            (CPU_SETSIZE - 1));  // untrusted
+        }
+    }
+    const bool moved = engine_->step_aside(taken);
+    (void)engine_->note_core();
+    return moved;
+}
+
+}  // namespace aiodist
