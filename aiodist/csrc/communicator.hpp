@@ -144,6 +144,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     void publish(Word& word, std::uint64_t value) noexcept;
     void publish_quietly(Word& word, std::uint64_t value) noexcept;
     bool aborted_by_peer(std::uint64_t seq) const noexcept;
+    /// True once q has closed the group.
+    bool has_left(int q) const noexcept {
+        return q != rank() && member(q).block->left.load(std::memory_order_seq_cst) != 0;  // before a last look
+    }
     std::string describe(const Request& request) const;
 
  private:
@@ -208,7 +212,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::uint64_t staging_offset_ = kNoOffset;
 
     mutable std::mutex issue_mutex_;  // next_seq_, unposted_, new_messages_, unmatched_, draining_, channels_,
-                                    // failure_
+                                      // failure_
     std::uint64_t next_seq_ = 0;
     RequestQueue unposted_;
     std::atomic<std::uint32_t> unposted_count_{0};

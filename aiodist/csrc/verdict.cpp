@@ -243,7 +243,7 @@ FailurePtr Communicator::lost(const Request& request, const std::vector<int>& wa
     std::string how;
     for (const int q : waited_for) {
         const Member& one = member(q);
-        if (q != rank() && one.block->left.load(std::memory_order_seq_cst) != 0) {
+        if (has_left(q)) {
             gone.push_back(q);
             how = "left";
         } else if (one.process->dead.load(std::memory_order_seq_cst)) {

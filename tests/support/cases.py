@@ -75,9 +75,9 @@ def placements(collective: str) -> tuple[str, ...]:
 def table(name: str, size: int, placement: str) -> list[Case]:
     """Return the cases of one test.
 
-    In the tables of the oldest collectives every (dtype, op) comes with 1 element, an odd number, and one of the four other lengths;
-    which one turns with the placement, the number of ranks and the pair. In the table of ``reduce`` every pair comes with one length;
-    in that of the movers, so does every third dtype. Over the placements and sizes every pair meets every length in each.
+    In the tables of ``all_reduce`` and ``reduce_scatter`` every (dtype, op) comes with 1 element, an odd number, and one of the four other
+    lengths; which one turns with the placement, the number of ranks and the pair. In the others every pair comes with one length, and in
+    that of the movers only every third dtype. Over the placements and sizes every pair meets every length in each.
     """
     if name == "movers":
         return _movers(size, placement)
@@ -85,12 +85,13 @@ def table(name: str, size: int, placement: str) -> list[Case]:
         pairs = [(op, dtype) for dtype in oracle.REDUCIBLE for op in oracle.OPS if oracle.is_defined(op, dtype)]
     else:
         pairs = [("", dtype) for dtype in (*oracle.REDUCIBLE, *oracle.MOVABLE_ONLY)]
-    turn = PLACEMENTS.index(placement) + SIZES.index(size)
+    turn, thorough = _turn(size, placement), name in ("all_reduce", "reduce_scatter")
+    diagonal = PLACEMENTS.index(placement) + SIZES.index(size)
     cases = []
     for index, (op, dtype) in enumerate(pairs):
         counts = lengths(name, dtype, size)
-        chosen = [counts[(_turn(size, placement) + index) % 6]] if name == "reduce" else [*counts[:2], counts[2 + (turn + index) % 4]]
-        for place, count in enumerate(chosen):
+        chosen = [*counts[:2], counts[2 + (diagonal + index) % 4]] if thorough else [counts[(turn + index) % 6]]
+        for place, count in enumerate(chosen, 0 if thorough else turn // 6):
             # Roots and details turn apart from each other, so that each length meets all of them.
             cases.append(Case(name, op, dtype, count, placement, root=(index // 2 + place) % size, number=index + place))
     return cases

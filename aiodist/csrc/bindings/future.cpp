@@ -35,6 +35,19 @@ bool resolve(FutureObject& self) {
     return true;
 }
 
+/// Keeps the exception that is set, to raise it again at every await.
+void keep_error(FutureObject& self) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != nullptr) {
+        (void)PyException_SetTraceback(value, traceback);
+    }
+    self.error = Ref::steal(value);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+}
+
 }  // namespace
 
 bool is_small(const Request& request) {
@@ -68,10 +81,16 @@ PyObject* value_of(FutureObject& self) {
         const WithoutGil released;
         std::this_thread::yield();
     }
-    if (!self.resolved) {
+    if (!self.resolved && !self.error) {
         self.resolving = true;
         self.resolved = resolve(self);
+        if (!self.resolved) {
+            keep_error(self);
+        }
         self.resolving = false;
+    }
+    if (self.error) {
+        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(self.error.get())), self.error.get());
     }
     return self.resolved ? self.result.get() : nullptr;
 }
@@ -158,7 +177,10 @@ PyObject* future_exception(PyObject* self, PyObject*) {
         return raise_not_ready("the call is still in flight");
     }
     if (future.request->state() == Request::State::done) {
-        Py_RETURN_NONE;
+        if (value_of(future) == nullptr) {  // what makes the result of it failed
+            PyErr_Clear();
+        }
+        return Py_NewRef(future.error ? future.error.get() : Py_None);
     }
     return make_exception(*future.request.get()).leak();
 }

@@ -10,6 +10,7 @@ struct FutureObject {
     Ref input;   // kept until the request is done
     Ref result;  // what it resolves to; nullptr: received
     Ref finish;  // called with the above once
+    Ref error;   // what that raised
     bool resolved;
     bool resolving;  // some thread is at it, perhaps without the GIL for moments
     PyObject* weak_references;

@@ -89,11 +89,11 @@ struct AllReduceArguments {
 };
 
 bool parse(PyObject* const* arguments, Py_ssize_t count, PyObject* names, AllReduceArguments& parsed) {
-    if (count < 1 || count > 2) {
-        PyErr_Format(PyExc_TypeError, "all_reduce() takes 1 or 2 positional arguments (x, op), not %zd", count);
+    if (count > 2) {
+        PyErr_Format(PyExc_TypeError, "all_reduce() takes at most 2 positional arguments (x, op), not %zd", count);
         return false;
     }
-    parsed.x = arguments[0];
+    parsed.x = count > 0 ? arguments[0] : nullptr;
     parsed.op = count == 2 ? arguments[1] : op_names[static_cast<std::size_t>(Op::sum)];
     const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
     for (Py_ssize_t i = 0; i < named; ++i) {
@@ -103,12 +103,18 @@ bool parse(PyObject* const* arguments, Py_ssize_t count, PyObject* names, AllRed
             parsed.out = value;
         } else if (PyUnicode_CompareWithASCIIString(name, "timeout") == 0) {
             parsed.timeout = value;
-        } else if (PyUnicode_CompareWithASCIIString(name, "op") == 0 && count == 1) {
+        } else if (PyUnicode_CompareWithASCIIString(name, "op") == 0 && count < 2) {
             parsed.op = value;
+        } else if (PyUnicode_CompareWithASCIIString(name, "x") == 0 && count == 0) {
+            parsed.x = value;
         } else {
             PyErr_Format(PyExc_TypeError, "all_reduce() got an unexpected keyword argument %R", name);
             return false;
         }
+    }
+    if (parsed.x == nullptr) {
+        PyErr_SetString(PyExc_TypeError, "all_reduce() needs an array: x");
+        return false;
     }
     return true;
 }

@@ -230,6 +230,12 @@ LoopPort* port_of(PyObject* loop) {
     return port;
 }
 
+/// The notifier's port if there is one of this process.
+LoopPort* present_notifier() noexcept {
+    LoopPort* const port = notifier_object == nullptr ? nullptr : reinterpret_cast<PortObject*>(notifier_object)->port;
+    return port != nullptr && port->engine->pid() == present_pid() ? port : nullptr;
+}
+
 }  // namespace
 
 LoopPort* running_port() {
@@ -245,8 +251,8 @@ LoopPort* running_port() {
 }
 
 LoopPort* notifier_port() {
-    if (notifier_object != nullptr && reinterpret_cast<PortObject*>(notifier_object)->port->engine == engine()) {
-        return reinterpret_cast<PortObject*>(notifier_object)->port;
+    if (LoopPort* const port = present_notifier()) {
+        return port;
     }
     // A forked child has no notifier thread: it gets a port and a thread of its own.
     const Ref threading = Ref::steal(PyImport_ImportModule("threading"));
@@ -258,13 +264,23 @@ LoopPort* notifier_port() {
                                                          "aiodist-notifier", "daemon", Py_True))
                               : Ref();
     Ref thread = type && keywords ? Ref::steal(PyObject_Call(type.get(), arguments.get(), keywords.get())) : Ref();
-    const Ref started = thread ? Ref::steal(PyObject_CallMethod(thread.get(), "start", nullptr)) : Ref();
-    if (!started) {
+    if (!thread) {
         return nullptr;
+    }
+    // What ran above may have let another thread in, and start() does: there must be one notifier, known before it
+    // runs.
+    if (LoopPort* const port = present_notifier()) {
+        return port;
     }
     LoopPort* const port = reinterpret_cast<PortObject*>(made.get())->port;
     notifier_object = made.leak();
-    notifier_thread = thread.leak();
+    notifier_thread = Py_NewRef(thread.get());
+    const Ref started = Ref::steal(PyObject_CallMethod(thread.get(), "start", nullptr));
+    if (!started) {
+        Py_CLEAR(notifier_object);
+        Py_CLEAR(notifier_thread);
+        return nullptr;
+    }
     return port;
 }
 

@@ -263,9 +263,14 @@ void Messages::withdraw_given_up(Peer& with) {
 void Messages::expire(TimePoint now) {
     for (Peer* const with : active_) {
         withdraw_given_up(*with);
+        const bool left = !with->receives.empty() && communicator_.has_left(with->rank);
+        if (left) {
+            (void)read(*with);  // what was sent before counts
+        }
         for (auto receive = with->receives.begin(); receive != with->receives.end();) {
-            if ((*receive)->deadline <= now) {
-                FailurePtr failure = communicator_.message_timed_out(*receive->get());
+            if (left || (*receive)->deadline <= now) {
+                FailurePtr failure = left ? communicator_.lost(*receive->get(), {with->rank})
+                                          : communicator_.message_timed_out(*receive->get());
                 communicator_.settle(std::move(*receive), std::move(failure));
                 receive = with->receives.erase(receive);
             } else {

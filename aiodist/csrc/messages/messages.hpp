@@ -30,7 +30,8 @@ class Messages {
     FailurePtr take_failure() noexcept { return std::exchange(failure_, nullptr); }
     /// True while the last step moved data of long messages.
     bool moving() const noexcept { return moving_; }
-    /// Ends receives that are overdue, or that nobody waits for any more, where no message was there for them.
+    /// Ends receives that are overdue, that nobody waits for any more, or whose sender has left, where no message was
+    /// there for them. The group goes on.
     void expire(TimePoint now);
     /// What stops a send or a matched receive: a lost peer or a deadline.
     FailurePtr trouble(TimePoint now) const;
