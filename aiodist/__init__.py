@@ -33,6 +33,7 @@ from aiodist.errors import (
     TransportError,
 )
 from aiodist.group import Group
+from aiodist.pending import PendingGroup
 from aiodist.registry import WORLD
 from aiodist.types import ReduceOp
 from aiodist.world import init, local_world
@@ -53,6 +54,7 @@ __all__ = [
     "NotReadyError",
     "PeerLostError",
     "PeerRefusedError",
+    "PendingGroup",
     "ReduceOp",
     "RendezvousError",
     "TensorFuture",

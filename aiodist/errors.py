@@ -95,7 +95,7 @@ class RendezvousError(AiodistError):
 
 
 class GroupClosedError(AiodistError):
-    """Raised when a call is made on a group that was closed."""
+    """Raised when a group was closed: by its calls that were in flight then or come later, and by what would make groups of it."""
 
 
 class PeerRefusedError(AiodistError):
@@ -106,7 +106,11 @@ class PeerRefusedError(AiodistError):
 
 
 class CommunicationError(AiodistError):
-    """Raised when the group broke; every later call on it fails at once with the first reason."""
+    """Raised when the group broke; every later call on it fails at once with the first reason.
+
+    Three things raise one and leave the group as it is: a `recv` that times out, or whose sender has left, before a message was there, and
+    a new group or channel that could not be made in time.
+    """
 
 
 class CollectiveTimeoutError(CommunicationError, TimeoutError):

@@ -201,7 +201,9 @@ class Group(Collectives):
                 give_up(pending, CommunicationError(f"group {self.name!r} was aborted: {reason}", group=self.name, rank=self.rank), reason)
 
     async def aclose(self) -> None:
-        """Wait for the calls in flight, then leave the group and its channels; afterwards its calls raise `GroupClosedError`.
+        """Wait for the calls in flight, then leave the group and its channels; later calls end with `GroupClosedError`.
+
+        Receives without a message are not waited for; they end so at once.
 
         Closing the world closes all groups made from it. Bounded: calls that peers do not join within ten seconds fail. Prompt on a broken
         group. Closing twice does nothing.

@@ -45,6 +45,9 @@ class PendingGroup(Awaitable[T_co], Generic[T_co]):
         self._first: tuple[TensorFuture[Any], Callable[[], None]] | None = None
         self._on_fetch: Callable[[], object] | None = None
 
+    def __repr__(self) -> str:
+        return f"<PendingGroup: {'done' if self.done() else 'waiting'}>"
+
     def done(self) -> bool:
         """Tell whether the group is made, or failed to be."""
         return self._settled.done()

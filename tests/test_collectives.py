@@ -37,13 +37,14 @@ def whole_shape(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]
 
 
 async def _reduce(group: aiodist.Group) -> None:
-    for root in range(group.size):
-        for shape in ((), *SHAPES):
-            terms = [np.asarray(ramp(shape, rank, "f4")) for rank in range(group.size)]
+    for turn, shape in enumerate(((), *SHAPES)):
+        terms = [np.asarray(ramp(shape, rank, "f4")) for rank in range(group.size)]
+        dues = {op: oracle.all_reduced(op, terms) for op in ("sum", "max")}
+        for root in range(group.size):
+            op = "max" if (root + turn) % 2 else "sum"
             x = terms[group.rank].copy()
-            result = await group.reduce(x, "max" if root % 2 else "sum", root)
-            due = oracle.all_reduced("max" if root % 2 else "sum", terms)
-            assert_same(result, due if group.rank == root else None)
+            result = await group.reduce(x, op, root)
+            assert_same(result, dues[op] if group.rank == root else None)
             assert_same(x, terms[group.rank])
 
 

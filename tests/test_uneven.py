@@ -51,7 +51,7 @@ def test_a_block_goes_by_its_senders_counts(run_ranks: RunRanks) -> None:
 
 async def _gather_uneven(group: aiodist.Group) -> None:
     rank, size = group.rank, group.size
-    for turn in range(7):
+    for turn in range(0, 7, 2):
         for axis, rest in ((0, ()), (-1, ()), (0, (2,)), (1, (3,)), (-1, (2, 2)), (1, (2, 1)), (0, (0,))):
             index = axis % (len(rest) + 1)
             terms = [ramp((*rest[:index], extent(other, turn), *rest[index:]), other, "i4") for other in range(size)]

@@ -37,8 +37,11 @@ std::string arrays_text(const HeaderCopy& copy, int size) {
     const std::string dtype = dtype_text(static_cast<DType>(copy.head.dtype), copy.text);
     if ((copy.head.flags & kMany) != 0) {
         const std::uint64_t count = copy.table.empty() ? 0 : copy.table[0];
-        return std::to_string(count) + " arrays, of " + dtype + " " + std::to_string(copy.head.nbytes) +
-               " bytes in all";
+        char layout[32];
+        (void)std::snprintf(layout, sizeof layout, "%014llx",
+                            static_cast<unsigned long long>(copy.table.size() < 2 ? 0 : copy.table[1]));
+        return std::to_string(count) + (count == 1 ? " array" : " arrays") + " of " + std::to_string(copy.head.nbytes) +
+               " bytes, shapes and dtypes of digest " + layout;
     }
     if ((copy.head.flags & kList) == 0) {
         const int axis = copy.head.axis + (copy.head.axis < 0 ? copy.shape.ndim : 0);
@@ -183,7 +186,7 @@ std::string Communicator::describe(const Request& request) const {
     }
     std::string text = aiodist::name(call.collective) + which + " of group '" + name() + "' (rank " +
                        std::to_string(rank()) + " of " + std::to_string(size());
-    if (call.nbytes != 0 && !call.refused) {
+    if (call.nbytes != 0 && !call.refused && (call.flags & (kList | kMany | kObject)) == 0) {
         text += ", " + dtype_text(call.dtype, call.text) + " " + shape_text(call.shape.dims.data(), call.shape.ndim);
     }
     return text + ")";
@@ -204,9 +207,9 @@ FailurePtr Communicator::aborts(std::uint64_t lowest) const {
         char reason[kReasonNbytes];
         std::memcpy(reason, block.reason, sizeof reason);
         reason[kReasonNbytes - 1] = '\0';
-        Failure failure{FailureKind::communication,
-                        "group '" + name() + "' was broken by rank " + std::to_string(q) + ": " + reason,
-                        {}};
+        const std::string broken = "group '" + name() + "' was broken by rank ";
+        const bool told = std::string_view(reason).starts_with(broken);  // it heard of it from another itself
+        Failure failure{FailureKind::communication, told ? reason : broken + std::to_string(q) + ": " + reason, {}};
         // What a peer found out holds for all: who is lost or late, or that the calls differ.
         for (const FailureKind kind :
              {FailureKind::timeout, FailureKind::peer_lost, FailureKind::mismatch, FailureKind::transport}) {

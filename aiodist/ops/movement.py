@@ -34,7 +34,7 @@ def broadcast(backend: Backend, rank: int, size: int, x: Any, root: Any, out: An
         source = check_rank(root, size, "root")
         call = Call("broadcast", root=source, timeout=seconds)
         if rank == source:
-            array = as_input(x)
+            array = _given(x, rank)
             call.input = array
             _set_output(call, as_output(out, array.shape, array.dtype, array, like=x))
         elif x is not None:
@@ -125,9 +125,15 @@ def _dealing(call: Call, rank: int, size: int, xs: Any, out: Any) -> Call:
     return call
 
 
+def _given(x: Any, rank: int) -> np.ndarray:
+    if x is None:
+        raise TypeError(f"x must be an array on the root, which is this rank {rank}, not None")
+    return as_input(x)
+
+
 def _dividing(call: Call, rank: int, size: int, x: Any, axis: Any, out: Any) -> Call:
     """Complete a scatter of one array, given on the root or described elsewhere."""
-    array = as_input(x)
+    array = _given(x, rank)
     if array.ndim == 0:
         raise ValueError("x has no axis to divide: it is 0-dimensional")
     call.axis = check_axis(axis, array.ndim)

@@ -81,7 +81,10 @@ def _form(pickled: bool) -> Form:
 
 def _encode(value: Any, pickled: bool, name: str) -> np.ndarray:
     if pickled:
-        return np.frombuffer(pickling.dumps(value), np.uint8)
+        try:
+            return np.frombuffer(pickling.dumps(value), np.uint8)
+        except Exception as error:  # whatever the object's own methods raise
+            raise TypeError(f"{name} can not be pickled ({type(error).__name__}: {error})") from error
     import msgspec  # when it is needed: importing aiodist loads nothing but numpy
 
     try:
@@ -93,7 +96,7 @@ def _encode(value: Any, pickled: bool, name: str) -> np.ndarray:
 def _decoding(pickled: bool) -> Callable[[np.ndarray], Any]:
     # That all ranks mean the same the headers have said: a pickle is opened only by who asked for one.
     if pickled:
-        return lambda data: pickling.loads(data.tobytes())
+        return _unpickle
     import msgspec
 
     def decode(data: np.ndarray) -> Any:
@@ -103,6 +106,13 @@ def _decoding(pickled: bool) -> Callable[[np.ndarray], Any]:
             raise TransportError(f"a peer's object can not be read ({error})") from error
 
     return decode
+
+
+def _unpickle(data: np.ndarray) -> Any:
+    try:
+        return pickling.loads(data.tobytes())
+    except Exception as error:  # whatever the object's own methods raise
+        raise TransportError(f"a peer's object can not be unpickled here ({type(error).__name__}: {error})") from error
 
 
 def _parts(joined: np.ndarray) -> list[np.ndarray]:

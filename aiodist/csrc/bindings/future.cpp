@@ -212,8 +212,11 @@ bool block(FutureObject& future, TimePoint until) {
             return false;
         }
         if (Clock::now() >= until) {
-            PyErr_Format(PyExc_TimeoutError, "gave up waiting for %s; the call goes on",
-                         request.communicator()->describe(request).c_str());
+            PyErr_Format(PyExc_TimeoutError, "gave up waiting for %s; %s",
+                         request.communicator()->describe(request).c_str(),
+                         request.call.collective == Collective::recv
+                             ? "if nobody else waits for it and no message is there, it is withdrawn"
+                             : "the call goes on");
             return false;
         }
     }

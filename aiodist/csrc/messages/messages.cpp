@@ -130,6 +130,9 @@ void Messages::begin(Peer& with, RequestRef request, Arrival&& arrival) {
         if (arrival.head.message_nbytes != 0) {
             std::memcpy(request->call.output, arrival.payload.get(), arrival.head.message_nbytes);
         }
+        with.short_received += arrival.head.message_nbytes + sizeof(Record);
+        communicator_.lane(with.rank).received.store(with.short_received, std::memory_order_seq_cst);
+        communicator_.member(with.rank).process->wake_sleepers();  // after the store
         communicator_.settle(std::move(request), nullptr);
         return;
     }

@@ -18,7 +18,8 @@ namespace aiodist {
 /// A record tells the receiver of each message; a short one is inside it. A longer one is staged in chunks of the
 /// sender's memory, from where the receiver copies it as it grows; a record of the receiver's says once it has. A send
 /// is done when all of it is staged. Where the process's send buffer is full, a message has two chunks that are used in
-/// turn, so that the send waits for its receive; or, where its array is shared memory, none. All under the claim.
+/// turn, so that the send waits for its receive; or, where its array is shared memory, none. Short ones that were read
+/// but not received lie in the receiver's memory, of which each sender has a bounded part. All under the claim.
 class Messages {
  public:
     explicit Messages(Communicator& communicator);
@@ -73,6 +74,8 @@ class Messages {
         LaneWriter out;
         LaneReader in;
         std::uint64_t sent = 0;             // messages
+        std::uint64_t short_sent = 0;       // bytes of short ones
+        std::uint64_t short_received = 0;   // bytes of the peer's
         std::deque<RequestRef> announcing;  // sends whose record is not written yet
         std::deque<Record> telling;         // what has been taken of the peer's messages
         std::list<Sending> sending;         // long ones, until they were taken

@@ -31,9 +31,18 @@ bool Messages::announce(Peer& with, const RequestRef& request) {
     if (call.nbytes > kInlineMessage) {
         return announce_long(with, request, record);
     }
+    // An empty message takes room too.
+    const std::uint64_t room = call.nbytes + sizeof(Record);
+    // seq_cst: this may be the last look before a sleep, see Process::wake_sleepers
+    if (with.short_sent + room > kUnreceived &&
+        with.short_sent + room - communicator_.lane_from(with.rank).received.load(std::memory_order_seq_cst) >
+            kUnreceived) {
+        return false;
+    }
     if (!with.out.write(record, call, call.nbytes)) {
         return false;
     }
+    with.short_sent += room;
     communicator_.settle(request, nullptr);
     return true;
 }

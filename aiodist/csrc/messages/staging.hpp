@@ -20,6 +20,9 @@ inline constexpr std::uint32_t kWindowChunks = 2;
 inline constexpr std::uint64_t kAtOnce = 256 * 1024;
 inline constexpr std::uint64_t kPiece = 64 * 1024;
 
+/// Bytes of short messages from one peer that may wait in the receiver's memory.
+inline constexpr std::uint64_t kUnreceived = kSendBufferNbytes;
+
 constexpr std::uint32_t chunk_nbytes_of(std::uint64_t message_nbytes) {
     return message_nbytes <= kSmallChunk ? kSmallChunk : kLargeChunk;
 }

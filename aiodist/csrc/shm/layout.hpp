@@ -92,6 +92,8 @@ struct alignas(64) Lane {
     Word sent;
     /// Bytes of the peer's records read so far.
     Word seen;
+    /// Bytes of the peer's short messages that receives have taken so far.
+    Word received;
 };
 static_assert(sizeof(Lane) == 64);
 
