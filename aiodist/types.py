@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from typing import Final
 
 import numpy as np
@@ -71,11 +72,13 @@ _FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 _COMPLEX: Final = frozenset({"complex64", "complex128"})
 
 
+@functools.lru_cache(maxsize=1024)  # a dtype's name is slow to make
 def dtype_code(dtype: np.dtype) -> int:
     """Return the core's number of `dtype`: 0 ("raw") for whatever moves but does not reduce."""
     return DTYPE_CODES.get(dtype.name, 0) if dtype.isnative else 0
 
 
+@functools.lru_cache(maxsize=1024)
 def check_reduction(op: ReduceOp, dtype: np.dtype) -> np.dtype:
     """Return the dtype of the result of `op` over arrays of `dtype`.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import atexit
+import functools
 import math
 import os
 from typing import Any, Final
@@ -67,6 +68,7 @@ class HostBackend:
         self._core._refuse(COLLECTIVE_CODES[collective], reason)
 
 
+@functools.lru_cache(maxsize=1024)
 def dtype_text(dtype: np.dtype) -> str:
     """Describe a dtype that has no number, so that a receiver can make it again.
 

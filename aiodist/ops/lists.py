@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from aiodist import _core
 from aiodist.ops.checks import as_input, as_target, output_to
 
 __all__ = ["apart", "as_inputs", "as_many", "as_targets", "finishing", "is_list", "listed"]
@@ -57,15 +59,14 @@ def as_targets(outs: Any, count: int, name: str = "out") -> list[np.ndarray]:
     if len(outs) != count:
         raise ValueError(f"{name} has {len(outs)} arrays, the result {count}")
     targets = [as_target(out, f"{name}[{index}]") for index, out in enumerate(outs)]
-    order = sorted((target for target in enumerate(targets) if target[1].size), key=lambda item: _bounds(item[1])[0])
-    reach: list[tuple[int, np.ndarray]] = []  # those before that end after the present one begins
-    for index, target in order:
-        begin = _bounds(target)[0]
-        reach = [item for item in reach if _bounds(item[1])[1] > begin]
-        for other, held in reach:
-            if np.shares_memory(held, target):
+    bounds = _core.bounds(targets)
+    reach: list[int] = []  # those before that end after the present one begins
+    for index in sorted((index for index, target in enumerate(targets) if target.size), key=bounds.__getitem__):
+        reach = [other for other in reach if bounds[other][1] > bounds[index][0]]
+        for other in reach:
+            if np.shares_memory(targets[other], targets[index]):
                 raise ValueError(f"{name}[{max(index, other)}] overlaps {name}[{min(index, other)}]")
-        reach.append((index, target))
+        reach.append(index)
     return targets
 
 
@@ -77,37 +78,21 @@ def apart(arrays: Sequence[np.ndarray], targets: Sequence[np.ndarray], *, in_pla
         targets: What is written, none of which shares memory with another.
         in_place: Target k may be array k.
     """
-    order = sorted(range(len(targets)), key=lambda index: _bounds(targets[index])[0])
-    begins = [_bounds(targets[index])[0] for index in order]
-    ends: list[int] = []  # the furthest end of the targets up to here
-    for index in order:
-        ends.append(max(_bounds(targets[index])[1], ends[-1] if ends else 0))
-    return [_copied(array, number, targets, order, begins, ends, in_place) for number, array in enumerate(arrays)]
-
-
-def _copied(
-    array: np.ndarray,
-    number: int,
-    targets: Sequence[np.ndarray],
-    order: list[int],
-    begins: list[int],
-    ends: list[int],
-    in_place: bool,
-) -> np.ndarray:
-    begin, end = _bounds(array)
-    place = bisect.bisect_left(begins, end) - 1
-    while array.size and place >= 0 and ends[place] > begin:
-        index = order[place]
-        same = in_place and index == number and array.ctypes.data == targets[index].ctypes.data and array.nbytes == targets[index].nbytes
-        if not same and np.may_share_memory(array, targets[index]):
-            return array.copy()
-        place -= 1
-    return array
-
-
-def _bounds(array: np.ndarray) -> tuple[int, int]:
-    low, high = np.lib.array_utils.byte_bounds(array)
-    return int(low), int(high)
+    bounds, written = _core.bounds(arrays), _core.bounds(targets)
+    order = sorted(range(len(targets)), key=written.__getitem__)
+    begins = [written[index][0] for index in order]
+    ends = list(itertools.accumulate((written[index][1] for index in order), max))  # the furthest of those up to here
+    result = list(arrays)
+    for number, (begin, end) in enumerate(bounds):
+        place = bisect.bisect_left(begins, end) - 1
+        while end > begin and place >= 0 and ends[place] > begin:
+            index = order[place]
+            same = in_place and index == number and written[index] == (begin, end)
+            if not same and np.may_share_memory(arrays[number], targets[index]):
+                result[number] = arrays[number].copy()
+                break
+            place -= 1
+    return result
 
 
 def listed(arrays: Sequence[np.ndarray]) -> list[int]:

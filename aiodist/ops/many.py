@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -51,7 +52,7 @@ def all_reduce_many(backend: Backend, xs: Any, op: Any, out: Any, timeout: Any) 
                 finish=finish,
                 op=reduction,
                 form=Form.MANY,
-                table=(len(arrays), _digest(arrays)),
+                table=(len(arrays), _digest(_described(arrays))),
                 sections=sections,
                 timeout=seconds,
             )
@@ -69,11 +70,11 @@ def broadcast_many(backend: Backend, rank: int, size: int, xs: Any, root: Any, o
             return backend.start(call)
         arrays = as_many(out if xs is None and rank != source else xs, "out" if xs is None and rank != source else "xs")
         inputs, outputs, call.finish = _places(arrays, out if xs is None else xs, out)
-        layout = _layout(arrays)
+        layout = _layout(_described(arrays))
         if rank == source:
             call.input = _padded(inputs, layout)
         call.output = _padded(outputs, layout.copy())
-        call.table = (len(arrays), _digest(arrays))
+        call.table = (len(arrays), _digest(_described(arrays)))
         return backend.start(call)
 
 
@@ -95,15 +96,27 @@ def _places(arrays: list[np.ndarray], xs: Any, out: Any) -> tuple[list[np.ndarra
     return apart(arrays, targets, in_place=True), *finishing(out, targets)
 
 
-def _digest(arrays: Sequence[np.ndarray]) -> int:
+_Described: TypeAlias = tuple[tuple[np.dtype, tuple[int, ...]], ...]
+
+
+def _described(arrays: Sequence[np.ndarray]) -> _Described:
+    return tuple((array.dtype, array.shape) for array in arrays)
+
+
+@functools.lru_cache(maxsize=64)
+def _text(described: _Described) -> bytes:
+    return json.dumps([(dtype_text(dtype), shape) for dtype, shape in described]).encode()
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(described: _Described) -> int:
     """Return a number that tells lists of other dtypes or shapes apart."""
-    text = repr([(dtype_text(array.dtype), array.shape) for array in arrays])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(_text(described), digest_size=7).digest(), "little")
 
 
-def _layout(arrays: Sequence[np.ndarray]) -> np.ndarray:
+def _layout(described: _Described) -> np.ndarray:
     """Return the dtypes and shapes as bytes, behind their number."""
-    text = json.dumps([(dtype_text(array.dtype), array.shape) for array in arrays]).encode()
+    text = _text(described)
     whole = np.zeros(_aligned(8 + len(text)), np.uint8)
     whole[:8] = np.array([len(text)], "<u8").view(np.uint8)
     whole[8 : 8 + len(text)] = np.frombuffer(text, np.uint8)

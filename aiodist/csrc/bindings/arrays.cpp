@@ -96,6 +96,35 @@ bool view_arrays(PyObject* list, bool for_writing, Pieces<std::byte>& pieces, st
     return true;
 }
 
+PyObject* bounds_list(PyObject* arrays) {
+    const Ref sequence = Ref::steal(PySequence_Fast(arrays, "a list of arrays is needed"));
+    const Py_ssize_t count = sequence ? PySequence_Fast_GET_SIZE(sequence.get()) : 0;
+    Ref list = Ref::steal(sequence ? PyList_New(count) : nullptr);
+    for (Py_ssize_t k = 0; list && k < count; ++k) {
+        PyObject* const object = PySequence_Fast_GET_ITEM(sequence.get(), k);
+        if (!PyArray_Check(object)) {
+            PyErr_SetString(PyExc_TypeError, "a list of arrays is needed");
+            return nullptr;
+        }
+        auto* const array = reinterpret_cast<PyArrayObject*>(object);
+        auto low = reinterpret_cast<std::intptr_t>(PyArray_DATA(array));
+        std::intptr_t high = low + PyArray_ITEMSIZE(array);
+        for (int i = 0; i < PyArray_NDIM(array); ++i) {
+            const npy_intp reach = (PyArray_DIM(array, i) - 1) * PyArray_STRIDE(array, i);
+            (reach < 0 ? low : high) += reach;
+        }
+        if (PyArray_SIZE(array) == 0) {
+            high = low;
+        }
+        PyObject* const pair = Py_BuildValue("(nn)", static_cast<Py_ssize_t>(low), static_cast<Py_ssize_t>(high));
+        if (pair == nullptr) {
+            return nullptr;
+        }
+        PyList_SET_ITEM(list.get(), k, pair);
+    }
+    return list.leak();
+}
+
 PyObject* new_array(const Shape& shape, DType dtype) {
     npy_intp dims[kMaxDims];
     for (std::size_t i = 0; i < shape.ndim; ++i) {

@@ -87,6 +87,8 @@ PyObject* bytes_array(void* data, std::uint64_t nbytes, PyObject* owner);
 /// Fills `pieces` with the arrays of a list or tuple, each as for view_array(); false with an exception set otherwise.
 /// `itemsize` becomes that of the first array.
 bool view_arrays(PyObject* list, bool for_writing, Pieces<std::byte>& pieces, std::uint32_t& itemsize);
+/// A list of (first byte, byte behind the last) of each array of a sequence; nullptr with an exception set.
+PyObject* bounds_list(PyObject* arrays);
 PyObject* shape_tuple(const std::uint64_t* dims, std::size_t ndim);
 
 // failures.cpp

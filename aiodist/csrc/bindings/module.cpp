@@ -169,6 +169,9 @@ NB_MODULE(_core, m) {
         "release", [](std::uint64_t offset) { engine()->arena().release(offset); }, nb::arg("offset"),
         "Free a block that no group was made of.");
     m.def("shared_bytes", &shared_bytes, nb::arg("nbytes"), "Return a uint8 array that peers can read in place.");
+    m.def(
+        "bounds", [](nb::handle arrays) { return nb::steal(bounds_list(arrays.ptr())); }, nb::arg("arrays"),
+        "Return for each array where its memory begins and ends.");
     m.def("rest", &rest, "Stop the engine thread if no group is open; the next one starts it again.");
     m.def("shutdown", &shutdown, "Leave all groups and end all threads, before the interpreter goes.");
     m.def(

@@ -150,6 +150,12 @@ void records() {
         liar.record.block = kOutside;
         liar.more = 64;
     });
+    record("sheets that lead to themselves", [](Liar& liar) {
+        liar.record.kind = static_cast<std::uint8_t>(RecordKind::next);
+        liar.record.nbytes = kSheetNbytes;
+        liar.record.block = liar.sheet;
+        liar.more = std::uint64_t{1} << 62;
+    });
     record("news of a message that was never sent",
            [](Liar& liar) { liar.record.kind = static_cast<std::uint8_t>(RecordKind::taken); });
 }
