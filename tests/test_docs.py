@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
+from support.ranks import run_local
+
+import aiodist
 from aiodist import _core
 
 ROOT = Path(__file__).parent.parent
@@ -64,3 +72,52 @@ def test_the_memory_table() -> None:
     columns = [measured(size) for size in SIZES]
     expected = {label: [column[label] for column in columns] for label in columns[0]}
     assert {label: row(label) for label in expected} == expected
+
+
+COLLECTIVES = (ROOT / "docs" / "collectives.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", COLLECTIVES, re.MULTILINE | re.DOTALL)
+# In the first block a comment says what a call gives on the ranks: the same on all, or one after the other.
+CLAIM = re.compile(r"^await (?P<call>.*?)  +# (?P<claim>all: \[.*\]|\[.*\](?:, \[.*\])+)$", re.MULTILINE)
+
+
+async def _run_blocks(world: aiodist.Group) -> None:
+    body = "\n".join(BLOCKS) + "\nresults = dict(locals())"
+    source = "async def body(world, np):\n" + textwrap.indent(body, "    ") + "\n    return results"
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    results = await scope["body"](world, np)
+    assert list(results["got"]) == list(range((world.rank - 1) % 3 + 1))
+    assert all((array == 1).all() for array in results["weights"])
+    assert results["names"] == ["rank 0", "rank 1", "rank 2"]
+    for group in (results["pair"], results["half"], results["evaluation"]):
+        if group is not None:
+            await group.aclose()
+
+
+def test_the_blocks_of_the_page_on_collectives_run() -> None:
+    """All of them, one after the other, on three ranks."""
+    assert len(BLOCKS) >= 6
+    asyncio.run(run_local(3, _run_blocks))
+
+
+async def _run_claims(world: aiodist.Group) -> list[str]:
+    given = {"x": np.arange(6) + 10 * world.rank, "world": world, "np": np}
+    return [str(await eval(match["call"], dict(given))) for match in CLAIM.finditer(BLOCKS[0])]
+
+
+def test_the_comments_of_the_first_block_are_right() -> None:
+    """Where a comment says what the ranks get."""
+    claims = [match["claim"] for match in CLAIM.finditer(BLOCKS[0])]
+    assert len(claims) == 5
+    for results, claim in zip(zip(*asyncio.run(run_local(3, _run_claims)), strict=True), claims, strict=True):
+        due = [claim.removeprefix("all: ")] * 3 if claim.startswith("all: ") else claim.split(", ")
+        assert [" ".join(result.split()).replace("[ ", "[") for result in results] == due
+
+
+@pytest.mark.parametrize("example", ["hello.py", "refresh_weights.py"])
+def test_an_example_runs(example: str) -> None:
+    """As its first line says."""
+    command = [sys.executable, "-m", "aiodist", "run", "-n", "2", str(ROOT / "examples" / example)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert "rank 1" in done.stdout
