@@ -156,8 +156,8 @@ bool Communicator::move_messages(bool large) {
 
 void Communicator::matched(Request& receive) {
     const std::lock_guard lock(issue_mutex_);
-    unmatched_ -= receive.unmatched ? 1 : 0;
-    receive.unmatched = false;
+    unmatched_ -= receive.unmatched.load(std::memory_order_relaxed) ? 1 : 0;
+    receive.unmatched.store(false, std::memory_order_relaxed);
 }
 
 bool Communicator::may_post(std::uint64_t seq) {
@@ -367,8 +367,8 @@ void Communicator::settle(RequestRef request, FailurePtr failure) {
         if (request->engine_serves) {
             engine_requests_.fetch_sub(1, std::memory_order_relaxed);
         }
-        unmatched_ -= request->unmatched ? 1 : 0;
-        request->unmatched = false;
+        unmatched_ -= request->unmatched.load(std::memory_order_relaxed) ? 1 : 0;
+        request->unmatched.store(false, std::memory_order_relaxed);
         if (pending_.fetch_sub(1, std::memory_order_relaxed) - 1 == unmatched_) {
             drained.swap(draining_);
         }

@@ -22,8 +22,8 @@ RequestRef Communicator::start(Call&& call, Clock::duration timeout) {
         }
         pending_.fetch_add(1, std::memory_order_seq_cst);  // before the load in Engine::watch
         if (is_message(request->call.collective)) {
-            request->unmatched = request->call.collective == Collective::recv;
-            unmatched_ += request->unmatched ? 1 : 0;
+            request->unmatched.store(request->call.collective == Collective::recv, std::memory_order_relaxed);
+            unmatched_ += request->unmatched.load(std::memory_order_relaxed) ? 1 : 0;
             new_messages_.push(request);
             new_message_count_.fetch_add(1, std::memory_order_relaxed);  // under the mutex; see move_messages()
         } else {
@@ -87,7 +87,7 @@ std::optional<int> Communicator::waits_for_this_thread(const Request& request) c
     for (int q = 0; q < size(); ++q) {
         const Member& one = member(q);
         const bool waited_for = message
-                                    ? q == request.call.root && request.unmatched
+                                    ? q == request.call.root && request.unmatched.load(std::memory_order_relaxed)
                                     : q != rank() && one.block->posted.load(std::memory_order_relaxed) <= request.seq;
         if (!one.process->self || !waited_for) {
             continue;

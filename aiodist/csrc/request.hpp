@@ -152,7 +152,7 @@ class Request {
     TimePoint deadline = TimePoint::max();
     Clock::duration timeout{};
     bool engine_serves = false;            // counted in the communicator's engine_requests
-    bool unmatched = false;                // a receive without a message; under the communicator's issue mutex
+    std::atomic<bool> unmatched{false};    // a receive without a message; changes under the communicator's issue mutex
     std::atomic<std::int32_t> blocked{0};  // threads that block for it
     std::atomic<bool> large{false};        // its data moves in segments, which the engine sees to
     Received received;

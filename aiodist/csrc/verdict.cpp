@@ -179,11 +179,10 @@ std::string Communicator::describe(int q, const HeaderCopy& copy) const {
 
 std::string Communicator::describe(const Request& request) const {
     const Call& call = request.call;
-    std::string which = " #" + std::to_string(request.seq);
-    if (is_message(call.collective)) {
-        which = std::string(call.collective == Collective::send ? " to" : " from") + " rank " +
-                std::to_string(call.root) + " with tag " + std::to_string(call.tag);
-    }
+    const std::string which = is_message(call.collective)
+                                  ? std::string(call.collective == Collective::send ? " to" : " from") + " rank " +
+                                        std::to_string(call.root) + " with tag " + std::to_string(call.tag)
+                                  : " #" + std::to_string(request.seq);
     std::string text = aiodist::name(call.collective) + which + " of group '" + name() + "' (rank " +
                        std::to_string(rank()) + " of " + std::to_string(size());
     if (call.nbytes != 0 && !call.refused && (call.flags & (kList | kMany | kObject)) == 0) {
@@ -263,7 +262,7 @@ FailurePtr Communicator::lost(const Request& request, const std::vector<int>& wa
 
 FailurePtr Communicator::message_timed_out(const Request& request) const {
     const int q = request.call.root;
-    const bool waits = request.call.collective == Collective::recv && request.unmatched;
+    const bool waits = request.call.collective == Collective::recv && request.unmatched.load(std::memory_order_relaxed);
     return std::make_shared<Failure>(Failure{
         FailureKind::timeout,
         describe(request) + engine_->site_text(*engine_->self(), request.call.site) + " timed out after " +
