@@ -135,7 +135,7 @@ bool Communicator::read_header(int q, std::uint64_t seq, HeaderCopy& copy) {
     std::memcpy(&head, at, sizeof head);
     const std::size_t shape_nbytes = head.ndim * sizeof(std::uint64_t);
     const std::size_t meta_nbytes = sizeof head + shape_nbytes + head.table_nbytes + head.text_nbytes;
-    if (head.seq != seq || head.ndim > kMaxDims || meta_nbytes > kMetaNbytes ||
+    if (head.seq != seq || head.ndim > kMaxDims || head.nbytes > kMaxNbytes || meta_nbytes > kMetaNbytes ||
         (head.kind != static_cast<std::uint8_t>(HeaderKind::call) &&
          head.kind != static_cast<std::uint8_t>(HeaderKind::refused))) {
         return false;

@@ -24,10 +24,12 @@ bool LaneWriter::add_sheet() {
         sheets_.push_back(sheets_.front());
         sheets_.pop_front();
     } else {
+        const std::uint64_t offset = engine.arena().allocate(kSheetNbytes);
         if (sheets_.size() >= kFree && !engine.take_send_buffer(kSheetNbytes)) {
+            engine.arena().release(offset);
             return false;
         }
-        sheets_.push_back(engine.arena().allocate(kSheetNbytes));
+        sheets_.push_back(offset);
     }
     return true;
 }
@@ -107,7 +109,8 @@ bool LaneReader::peek(RecordCopy& copy) {
             sheet_ = lane.sheet.load(std::memory_order_relaxed);  // written before `sent`
         }
         const std::byte* const base = communicator_.member(peer_).process->arena->at(sheet_, kSheetNbytes);
-        if (base == nullptr || sheet_ % kPage != 0 || sent_ < seen_) {
+        if (base == nullptr || sheet_ % kPage != 0 || sent_ < seen_ ||
+            sent_ - seen_ > kSendBufferNbytes + 2 * kSheetNbytes) {  // more than a writer has room for
             damaged_lane(peer_);
         }
         check(base + seen_ % kSheetNbytes, kSheetNbytes - seen_ % kSheetNbytes, copy);

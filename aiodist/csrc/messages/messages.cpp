@@ -88,14 +88,16 @@ bool Messages::arrive(Peer& with, const RecordCopy& copy) {
     const std::size_t item = itemsize(static_cast<DType>(head.dtype));
     const bool is_short = head.block == kNoOffset;
     const bool chunked = !is_short && head.direct == 0;
-    if (nbytes != head.message_nbytes || (item != 0 && item != head.itemsize) ||
+    if (nbytes != head.message_nbytes || nbytes > kMaxNbytes || (item != 0 && item != head.itemsize) ||
         (chunked &&
          (head.chunks == 0 || head.chunks > kMaxChunks || head.chunk_nbytes == 0 || head.chunk_nbytes > kLargeChunk)) ||
         (head.direct != 0 && direct(with, head) == nullptr)) {
         return false;
     }
-    const auto receive = std::find_if(with.receives.begin(), with.receives.end(),
-                                      [&](const RequestRef& request) { return request->call.tag == head.tag; });
+    const auto receive = std::find_if(with.receives.begin(), with.receives.end(), [&](const RequestRef& request) {
+        // an overdue one is expire()'s, whenever that comes
+        return request->call.tag == head.tag && request->deadline > Clock::now();
+    });
     Arrival arrival{head, copy.shape, copy.text, nullptr};
     if (is_short) {
         arrival.payload.reset(static_cast<std::byte*>(std::malloc(std::max<std::size_t>(nbytes, 1))));
@@ -125,7 +127,14 @@ void Messages::begin(Peer& with, RequestRef request, Arrival&& arrival) {
         communicator_.settle(std::move(request), failure_);
         return;
     }
-    make_room(*request.get(), arrival);
+    try {
+        make_room(*request.get(), arrival);
+    } catch (const std::bad_alloc&) {
+        failure_ = std::make_shared<Failure>(Failure{
+            FailureKind::transport, communicator_.describe(*request.get()) + ": no memory for the message", {}});
+        communicator_.settle(std::move(request), failure_);
+        return;
+    }
     if (arrival.payload) {
         if (arrival.head.message_nbytes != 0) {
             std::memcpy(request->call.output, arrival.payload.get(), arrival.head.message_nbytes);

@@ -70,7 +70,12 @@ bool Messages::announce_long(Peer& with, const RequestRef& request, Record recor
     record.chunks = sending.most_chunks;
     record.chunk_nbytes = sending.chunk_nbytes;
     if (sending.most_chunks != 0) {
-        record.block = pool_.get(sending.chunk_nbytes);
+        try {
+            record.block = pool_.get(sending.chunk_nbytes);
+        } catch (...) {  // no memory
+            give_back(sending);
+            throw;
+        }
         auto* const head = new (engine.arena().at(record.block)) ChunkHead;
         head->staged.store(0, std::memory_order_relaxed);  // the record publishes it
         head->chunks[0] = record.block;
@@ -109,7 +114,7 @@ bool Messages::stage(Sending& sending) {
     // seq_cst: releases the data; before the load in wake_sleepers()
     head->staged.store(sending.staged, std::memory_order_seq_cst);
     communicator_.member(sending.request->call.root).process->wake_sleepers();
-    if (sending.staged == sending.nbytes) {
+    if (sending.staged == sending.nbytes && sending.buffered != 0) {
         communicator_.settle(std::exchange(sending.request, RequestRef()), nullptr);
     }
     return true;

@@ -18,6 +18,8 @@ inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kLine = 128;
 inline constexpr std::uint64_t kNoOffset = ~std::uint64_t{0};
 inline constexpr std::uint64_t kNever = ~std::uint64_t{0};
+// Of one array or message. Sums over all ranks, and what is rounded up, are numbers then, too.
+inline constexpr std::uint64_t kMaxNbytes = std::uint64_t{1} << 48;
 inline constexpr std::size_t kMaxDims = 64;       // numpy's own limit
 inline constexpr std::size_t kMetaNbytes = 1536;  // header, shape and text of a slot, before its payload
 inline constexpr std::size_t kReasonNbytes = 1024;

@@ -59,23 +59,8 @@ void check(Rank& rank, Request& request, int from, unsigned number, std::size_t 
 
 FailureKind kind_of(Rank& rank, Request& request) {
     await(rank, request);
-    expect(request.failure() != nullptr, "a request failed");
+    expect(request.failure() != nullptr, "a request that can not be done fails");
     return request.failure()->kind;
-}
-
-/// Closes the world; all that messages took of the send buffers must be back then.
-void close_even(std::vector<Rank>& ranks) {
-    for (Rank& rank : ranks) {
-        rank.communicator->close();
-    }
-    for (Rank& rank : ranks) {
-        rank.engine->rest();
-    }
-    for (Rank& rank : ranks) {
-        expect(rank.engine->take_send_buffer(kSendBufferNbytes), "the send buffer is whole again");
-        rank.engine->give_send_buffer(kSendBufferNbytes);  // ranks may share an engine
-        rank.engine->stop();
-    }
 }
 
 /// Everybody to everybody, oneself too, before the first receive and after: received in another order by each rank.
@@ -170,17 +155,6 @@ void flood() {
     });
     close_even(ranks);
 }
-
-/// Takes what an engine's messages may take, so that those which come find nothing left.
-struct UsedUp {
-    explicit UsedUp(Engine& which) : engine(which) {
-        expect(engine.take_send_buffer(kSendBufferNbytes), "an unused send buffer");
-    }
-    ~UsedUp() { engine.give_send_buffer(kSendBufferNbytes); }
-    UsedUp(const UsedUp&) = delete;
-    UsedUp& operator=(const UsedUp&) = delete;
-    Engine& engine;
-};
 
 /// Without a send buffer sends wait for their receives: both ways at once, out of private and out of shared memory.
 void beyond_the_buffer(std::size_t count) {
@@ -288,11 +262,34 @@ void unmatched() {
         expect(kind_of(rank, *late.get()) == FailureKind::timeout, "no message came");
         expect(kind_of(rank, *other.get()) == FailureKind::timeout, "nor this one");
         expect(!rank.communicator->failure(), "the group is whole");
+        Call barrier;  // the other one's receives are over, too
+        barrier.collective = Collective::barrier;
+        succeed(rank, *rank.communicator->start(std::move(barrier), kTimeout).get());
         const Words data = words(r, 1 - r, 0, 30'000);
         const RequestRef sent = send(rank, data.data(), data.size(), 1 - r, 3);
         check(rank, *receive(rank, 1 - r, 3).get(), 1 - r, 0, data.size());
         succeed(rank, *sent.get());
     });
+    close_even(ranks);
+}
+
+/// A message that comes after the deadline, though before anybody has looked at that, is for the next receive.
+void overdue() {
+    auto ranks = make_world(2, kTuning);
+    {
+        const UsedUp none(*ranks[0].engine);  // so that it takes a while
+        const Words data = words(0, 1, 0, 300'000);
+        const RequestRef late = receive(ranks[1], 0, 3, std::chrono::milliseconds(20));
+        std::this_thread::sleep_for(std::chrono::milliseconds(40));
+        const RequestRef sent = send(ranks[0], data.data(), data.size(), 1, 3);
+        ranks[0].communicator->hand_over(*sent.get());
+        ranks[1].communicator->progress();
+        ranks[1].communicator->check(Clock::now());
+        expect(kind_of(ranks[1], *late.get()) == FailureKind::timeout, "an overdue receive");
+        expect(!ranks[1].communicator->failure(), "the group outlives it");
+        check(ranks[1], *receive(ranks[1], 0, 3).get(), 0, 0, data.size());
+        succeed(ranks[0], *sent.get());
+    }
     close_even(ranks);
 }
 
@@ -334,10 +331,12 @@ void group_failure() {
     {
         const UsedUp none(*ranks[0].engine);
         std::vector<std::pair<Rank*, RequestRef>> waiting;
-        waiting.emplace_back(&ranks[0], send(ranks[0], data.data(), data.size(), 1, 0));
-        waiting.emplace_back(&ranks[0], receive(ranks[0], 0, 4));
+        const RequestRef sent = send(ranks[0], data.data(), data.size(), 1, 0);
+        // The receiver first: while nobody waits for it the sender does next to nothing, so that neither can finish.
         waiting.emplace_back(&ranks[1], receive(ranks[1], 0, 0));
         waiting.emplace_back(&ranks[1], receive(ranks[1], 0, 1));
+        waiting.emplace_back(&ranks[0], receive(ranks[0], 0, 4));
+        waiting.emplace_back(&ranks[0], sent);
         ranks[2].communicator->abort(FailureKind::communication, "enough");
         for (auto& [rank, request] : waiting) {
             expect(kind_of(*rank, *request.get()) == FailureKind::communication, "a message of a broken group");
@@ -384,6 +383,7 @@ int main() {
     std::puts("without a send buffer: right");
     give_up_race();
     unmatched();
+    overdue();
     std::puts("given up, timed out: right");
     departure();
     departure_within();

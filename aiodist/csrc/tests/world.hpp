@@ -91,6 +91,32 @@ inline void close(std::vector<Rank>& ranks) {
     }
 }
 
+/// Closes the world; all that messages took of the send buffers must be back then.
+inline void close_even(std::vector<Rank>& ranks) {
+    for (Rank& rank : ranks) {
+        rank.communicator->close();
+    }
+    for (Rank& rank : ranks) {
+        rank.engine->rest();
+    }
+    for (Rank& rank : ranks) {
+        expect(rank.engine->take_send_buffer(kSendBufferNbytes), "the send buffer is whole again");
+        rank.engine->give_send_buffer(kSendBufferNbytes);  // ranks may share an engine
+        rank.engine->stop();
+    }
+}
+
+/// Takes what an engine's messages may take, so that those which come find nothing left.
+struct UsedUp {
+    explicit UsedUp(Engine& which) : engine(which) {
+        expect(engine.take_send_buffer(kSendBufferNbytes), "an unused send buffer");
+    }
+    ~UsedUp() { engine.give_send_buffer(kSendBufferNbytes); }
+    UsedUp(const UsedUp&) = delete;
+    UsedUp& operator=(const UsedUp&) = delete;
+    Engine& engine;
+};
+
 template <typename T>
 Call call_of(Collective collective, DType dtype, const std::vector<T>& input, std::vector<T>& output,
              Op op = Op::none) {
