@@ -151,12 +151,17 @@ std::uint32_t Engine::site(const std::string& text) {
     }
     ArenaHeader& header = arena_->header();
     const std::uint32_t index = header.site_count.load(std::memory_order_relaxed);
-    if (index == kSiteCount) {
+    const std::size_t table = index / kSiteCount;
+    if (table == kSiteTables) {
         return 0;
     }
+    if (table > 0 && index % kSiteCount == 0) {
+        header.site_tables[table - 1] = arena_->allocate(sizeof(Site) * kSiteCount);
+    }
+    Site* const sites = table == 0 ? header.sites : reinterpret_cast<Site*>(arena_->at(header.site_tables[table - 1]));
     // The end of a long path says more than its beginning.
     const std::size_t skipped = text.size() < kSiteNbytes ? 0 : text.size() - (kSiteNbytes - 1);
-    std::memcpy(header.sites[index].text, text.c_str() + skipped, text.size() - skipped + 1);
+    std::memcpy(sites[index % kSiteCount].text, text.c_str() + skipped, text.size() - skipped + 1);
     header.site_count.store(index + 1, std::memory_order_release);  // pairs with the acquire in site_text()
     sites_.emplace(text, index + 1);
     return index + 1;
@@ -164,11 +169,18 @@ std::uint32_t Engine::site(const std::string& text) {
 
 std::string Engine::site_text(const Process& process, std::uint32_t index) const {
     const ArenaHeader& header = process.arena->header();
-    if (index == 0 || index > std::min<std::uint32_t>(header.site_count.load(std::memory_order_acquire), kSiteCount)) {
+    const std::size_t table = (index - std::size_t{1}) / kSiteCount;
+    if (index == 0 || index > header.site_count.load(std::memory_order_acquire) || table >= kSiteTables) {
+        return {};
+    }
+    const Site* const sites = table == 0 ? header.sites
+                                         : reinterpret_cast<const Site*>(process.arena->at(
+                                               header.site_tables[table - 1], sizeof(Site) * kSiteCount));
+    if (sites == nullptr) {
         return {};
     }
     char text[kSiteNbytes];
-    std::memcpy(text, header.sites[index - 1].text, sizeof text);
+    std::memcpy(text, sites[(index - 1) % kSiteCount].text, sizeof text);
     text[kSiteNbytes - 1] = '\0';
     return std::string(" at ") + text;
 }

@@ -87,11 +87,12 @@ bool Messages::arrive(Peer& with, const RecordCopy& copy) {
     }
     const std::size_t item = itemsize(static_cast<DType>(head.dtype));
     const bool is_short = head.block == kNoOffset;
-    const bool chunked = !is_short && head.direct == 0;
+    const bool is_direct = head.way == static_cast<std::uint8_t>(MessageWay::direct);
+    const bool chunked = !is_short && !is_direct;
     if (nbytes != head.message_nbytes || nbytes > kMaxNbytes || (item != 0 && item != head.itemsize) ||
         (chunked &&
          (head.chunks == 0 || head.chunks > kMaxChunks || head.chunk_nbytes == 0 || head.chunk_nbytes > kLargeChunk)) ||
-        (head.direct != 0 && direct(with, head) == nullptr)) {
+        (is_direct && direct(with, head) == nullptr)) {
         return false;
     }
     const auto receive = std::find_if(with.receives.begin(), with.receives.end(), [&](const RequestRef& request) {
@@ -156,6 +157,9 @@ void Messages::begin(Peer& with, RequestRef request, Arrival&& arrival) {
         communicator_.settle(receiving.request, nullptr);
         with.receiving.pop_back();
     } else {
+        if (receiving.arrival.head.way == static_cast<std::uint8_t>(MessageWay::in_turn)) {
+            tell(with, receiving);  // that its receive is there
+        }
         communicator_.hand_over(*receiving.request.get());  // its rank could not know that it would be long
     }
 }
@@ -204,7 +208,7 @@ bool Messages::copy(Peer& with, Receiving& receiving) {
     if (left == 0) {
         return false;
     }
-    if (head.direct != 0) {
+    if (head.way == static_cast<std::uint8_t>(MessageWay::direct)) {
         const std::uint64_t count = std::min(kPiece, left);
         copy_cached(to, direct(with, head) + receiving.copied, count);
         receiving.copied += count;
@@ -237,7 +241,7 @@ bool Messages::copy_all(Peer& with) {
         const Record& head = receiving->arrival.head;
         const bool copied = copy(with, *receiving);
         const bool done = receiving->copied == head.message_nbytes;
-        const bool in_turn = head.direct == 0 && head.chunks * std::uint64_t{head.chunk_nbytes} < head.message_nbytes;
+        const bool in_turn = head.way == static_cast<std::uint8_t>(MessageWay::in_turn);
         if (done || (in_turn && receiving->copied - receiving->told >= head.chunk_nbytes / 2)) {
             tell(with, *receiving);
             receiving->told = receiving->copied;

@@ -66,6 +66,8 @@ class Messages {
         std::uint64_t buffered = 0;  // of the process's send buffer
         std::uint32_t chunk_nbytes = 0;
         std::uint32_t most_chunks = 0;
+        bool awaited = true;             // by a receive, where that matters
+        std::uint64_t head = kNoOffset;  // of chunks that are used in turn
         std::vector<std::uint64_t> chunks;
     };
     struct Peer {

@@ -61,25 +61,32 @@ bool Messages::announce_long(Peer& with, const RequestRef& request, Record recor
         sending.buffered = buffered;
         sending.most_chunks = static_cast<std::uint32_t>(needed);
     } else if (const auto shared = engine.arena().offset_of(call.input, call.nbytes)) {
-        record.direct = 1;
+        record.way = static_cast<std::uint8_t>(MessageWay::direct);
         record.block = *shared;
         sending.staged = call.nbytes;
     } else {
+        record.way = static_cast<std::uint8_t>(MessageWay::in_turn);
         sending.most_chunks = kWindowChunks;
+        sending.awaited = false;
     }
     record.chunks = sending.most_chunks;
     record.chunk_nbytes = sending.chunk_nbytes;
     if (sending.most_chunks != 0) {
         try {
-            record.block = pool_.get(sending.chunk_nbytes);
+            record.block =
+                sending.awaited ? pool_.get(sending.chunk_nbytes) : engine.arena().allocate(sizeof(ChunkHead));
         } catch (...) {  // no memory
             give_back(sending);
             throw;
         }
         auto* const head = new (engine.arena().at(record.block)) ChunkHead;
         head->staged.store(0, std::memory_order_relaxed);  // the record publishes it
-        head->chunks[0] = record.block;
-        sending.chunks.push_back(record.block);
+        if (sending.awaited) {
+            head->chunks[0] = record.block;
+            sending.chunks.push_back(record.block);
+        } else {  // no chunk before its receive is there: nothing counts these
+            sending.head = record.block;
+        }
     }
     if (!with.out.write(record, call, 0)) {
         give_back(sending);
@@ -96,11 +103,12 @@ bool Messages::announce_long(Peer& with, const RequestRef& request, Record recor
 bool Messages::stage(Sending& sending) {
     const std::uint64_t window = std::uint64_t{sending.chunk_nbytes} * sending.most_chunks;
     const std::uint64_t until = std::min(sending.nbytes, sending.taken + window);
-    if (!sending.request || sending.most_chunks == 0 || sending.staged >= until) {
+    if (!sending.request || sending.most_chunks == 0 || !sending.awaited || sending.staged >= until) {
         return false;
     }
     Arena& arena = communicator_.engine().arena();
-    auto* const head = reinterpret_cast<ChunkHead*>(arena.at(sending.chunks.front()));
+    auto* const head =
+        reinterpret_cast<ChunkHead*>(arena.at(sending.head != kNoOffset ? sending.head : sending.chunks.front()));
     const std::uint64_t within = sending.staged % sending.chunk_nbytes;
     const auto index = static_cast<std::size_t>(sending.staged / sending.chunk_nbytes % sending.most_chunks);
     if (index == sending.chunks.size()) {
@@ -132,6 +140,7 @@ void Messages::taken(Peer& with, const Record& head) {
         damaged_lane(with.rank);
     }
     found->taken = head.block;
+    found->awaited = true;
     if (found->taken < found->nbytes) {
         return;
     }
@@ -147,6 +156,9 @@ void Messages::give_back(Sending& sending) {
         pool_.put(sending.chunk_nbytes, chunk);
     }
     sending.chunks.clear();
+    if (sending.head != kNoOffset) {
+        communicator_.engine().arena().release(std::exchange(sending.head, kNoOffset));
+    }
     communicator_.engine().give_send_buffer(sending.buffered);
     sending.buffered = 0;
 }

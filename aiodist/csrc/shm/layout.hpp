@@ -25,7 +25,8 @@ inline constexpr std::size_t kMetaNbytes = 1536;  // header, shape and text of a
 inline constexpr std::size_t kReasonNbytes = 1024;
 inline constexpr std::size_t kMaxNamedRanks = 4096;
 inline constexpr std::size_t kSiteNbytes = 128;
-inline constexpr std::size_t kSiteCount = 480;
+inline constexpr std::size_t kSiteCount = 480;  // of one table
+inline constexpr std::size_t kSiteTables = 17;  // the first lies in the arena's header
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
@@ -54,8 +55,9 @@ struct ArenaHeader {
     /// memory is torn down.
     alignas(kLine) std::uint64_t robust_next;
     std::atomic<std::uint32_t> life;
-    /// Append-only; site_count is stored after the text it counts.
+    /// Append-only; site_count is stored after the text it counts, and after the offset of the table that it is in.
     alignas(kLine) std::atomic<std::uint32_t> site_count;
+    std::uint64_t site_tables[kSiteTables - 1];
     alignas(kLine) Site sites[kSiteCount];
 };
 
@@ -105,7 +107,7 @@ struct alignas(64) Record {
     std::uint8_t kind;     // RecordKind
     std::uint8_t dtype;
     std::uint8_t ndim;
-    std::uint8_t direct;   // the message lies in its sender's own shared array, at `block`
+    std::uint8_t way;      // MessageWay
     std::uint64_t number;  // of the message, in the order of this lane
     std::uint64_t tag;
     std::uint64_t message_nbytes;
@@ -120,6 +122,13 @@ struct alignas(64) Record {
 static_assert(sizeof(Record) == 64);
 
 enum class RecordKind : std::uint8_t { next = 1, message = 2, taken = 3 };
+
+/// How a message reaches its receiver.
+enum class MessageWay : std::uint8_t {
+    buffered = 0,  // in the record, or in chunks that hold all of it
+    direct = 1,    // from its sender's own shared array, at `block`
+    in_turn = 2,   // through chunks that are used in turn, from the first `taken` on
+};
 
 inline constexpr std::size_t kMaxChunks = 1008;
 /// First bytes of a message's first chunk; every chunk's data begin behind as many.

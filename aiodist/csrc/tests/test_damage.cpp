@@ -177,11 +177,11 @@ void long_messages() {
     });
     record("more than all of it staged", [](Liar& liar) { liar.head->staged = kCount * 8 + 1; });
     record("a shared array outside", [](Liar& liar) {
-        liar.record.direct = 1;
+        liar.record.way = 1;  // direct
         liar.record.block = kOutside;
     });
     record("a shared array that ends outside", [](Liar& liar) {
-        liar.record.direct = 1;
+        liar.record.way = 1;  // direct
         liar.record.block = liar.arena().nbytes() - 4096;
     });
     record("more bytes than there is memory for", [](Liar& liar) {
