@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 from aiodist import _core
 from aiodist._core import TensorFuture
 from aiodist.backends.host import HostBackend
 from aiodist.ops import exchange, many, movement, objects, reductions
+from aiodist.ops.checks import reason_of
 from aiodist.types import ReduceOp
 
 __all__ = ["Collectives"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_Method: TypeAlias = Callable[Concatenate["Collectives", P], TensorFuture[R]]
+
+
+def _in_order(collective: str) -> Callable[[_Method[P, R]], _Method[P, R]]:
+    """Let a call whose arguments do not fit the method's signature take its place all the same, as one that was refused.
+
+    What the method itself finds wrong it refuses itself.
+    """
+
+    def decorate(method: _Method[P, R]) -> _Method[P, R]:
+        @functools.wraps(method)
+        def call(self: Collectives, /, *args: P.args, **kwargs: P.kwargs) -> TensorFuture[R]:
+            try:
+                return method(self, *args, **kwargs)
+            except TypeError as error:
+                frame = error.__traceback__
+                if frame is not None and frame.tb_next is None:  # raised by calling, not inside
+                    self._backend.refuse(collective, reason_of(error))
+                raise
+
+        return cast(_Method[P, R], call)
+
+    return decorate
 
 
 class Collectives(_core.GroupCore):
@@ -33,6 +61,7 @@ class Collectives(_core.GroupCore):
         # What all_reduce calls for everything but plain arrays.
         return reductions.all_reduce(self._backend, x, op, out, timeout)
 
+    @_in_order("reduce")
     def reduce(
         self, x: Any, op: ReduceOp | str = "sum", root: int = 0, *, out: Any = None, timeout: float | None = None
     ) -> TensorFuture[Any]:
@@ -55,6 +84,7 @@ class Collectives(_core.GroupCore):
         """
         return reductions.reduce(self._backend, self.rank, self.size, x, op, root, out, timeout)
 
+    @_in_order("reduce_scatter")
     def reduce_scatter(
         self, x: Any, op: ReduceOp | str = "sum", axis: int = 0, *, out: Any = None, timeout: float | None = None
     ) -> TensorFuture[Any]:
@@ -77,6 +107,7 @@ class Collectives(_core.GroupCore):
         """
         return reductions.reduce_scatter(self._backend, self.size, x, op, axis, out, timeout)
 
+    @_in_order("all_reduce")
     def all_reduce_many(
         self, xs: Sequence[Any], op: ReduceOp | str = "sum", *, out: Sequence[Any] | None = None, timeout: float | None = None
     ) -> TensorFuture[list[Any]]:
@@ -98,6 +129,7 @@ class Collectives(_core.GroupCore):
         """
         return many.all_reduce_many(self._backend, xs, op, out, timeout)
 
+    @_in_order("broadcast")
     def broadcast(self, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None) -> TensorFuture[Any]:
         """Give every rank the root's array.
 
@@ -117,6 +149,7 @@ class Collectives(_core.GroupCore):
         """
         return movement.broadcast(self._backend, self.rank, self.size, x, root, out, timeout)
 
+    @_in_order("broadcast")
     def broadcast_many(
         self, xs: Sequence[Any] | None, root: int = 0, *, out: Sequence[Any] | None = None, timeout: float | None = None
     ) -> TensorFuture[list[Any]]:
@@ -138,6 +171,7 @@ class Collectives(_core.GroupCore):
         """
         return many.broadcast_many(self._backend, self.rank, self.size, xs, root, out, timeout)
 
+    @_in_order("all_gather")
     def all_gather(
         self, x: Any, axis: int = 0, uneven: bool = False, *, out: Any = None, timeout: float | None = None
     ) -> TensorFuture[Any]:
@@ -159,6 +193,7 @@ class Collectives(_core.GroupCore):
         """
         return movement.all_gather(self._backend, self.rank, self.size, x, axis, uneven, out, timeout)
 
+    @_in_order("gather")
     def gather(
         self, x: Any, root: int = 0, axis: int = 0, uneven: bool = False, *, out: Any = None, timeout: float | None = None
     ) -> TensorFuture[Any]:
@@ -181,6 +216,7 @@ class Collectives(_core.GroupCore):
         """
         return movement.gather(self._backend, self.rank, self.size, x, root, axis, uneven, out, timeout)
 
+    @_in_order("scatter")
     def scatter(self, x: Any, root: int = 0, axis: int = 0, *, out: Any = None, timeout: float | None = None) -> TensorFuture[Any]:
         """Give every rank its share of the root's array.
 
@@ -202,6 +238,7 @@ class Collectives(_core.GroupCore):
         """
         return movement.scatter(self._backend, self.rank, self.size, x, root, axis, out, timeout)
 
+    @_in_order("all_to_all")
     def all_to_all(self, x: Any, axis: int = 0, *, out: Any = None, timeout: float | None = None) -> TensorFuture[Any]:
         """Give every rank a share of every rank's array.
 
@@ -264,6 +301,7 @@ class Collectives(_core.GroupCore):
         """
         return exchange.recv(self._backend, self.size, src, tag, out, timeout)
 
+    @_in_order("barrier")
     def barrier(self, *, timeout: float | None = None) -> TensorFuture[None]:
         """Resolve once every rank has called it.
 
@@ -275,6 +313,7 @@ class Collectives(_core.GroupCore):
         """
         return movement.barrier(self._backend, timeout)
 
+    @_in_order("broadcast")
     def broadcast_object(
         self, value: Any = None, root: int = 0, *, pickle: bool = False, timeout: float | None = None
     ) -> TensorFuture[Any]:
@@ -295,6 +334,7 @@ class Collectives(_core.GroupCore):
         """
         return objects.broadcast_object(self._backend, self.rank, self.size, value, root, pickle, timeout)
 
+    @_in_order("all_gather")
     def all_gather_object(self, value: Any, *, pickle: bool = False, timeout: float | None = None) -> TensorFuture[list[Any]]:
         """Give every rank the objects of all ranks; see `broadcast_object` for what they can be.
 
@@ -303,6 +343,7 @@ class Collectives(_core.GroupCore):
         """
         return objects.all_gather_object(self._backend, value, pickle, timeout)
 
+    @_in_order("gather")
     def gather_object(
         self, value: Any, root: int = 0, *, pickle: bool = False, timeout: float | None = None
     ) -> TensorFuture[list[Any] | None]:
@@ -313,6 +354,7 @@ class Collectives(_core.GroupCore):
         """
         return objects.gather_object(self._backend, self.rank, self.size, value, root, pickle, timeout)
 
+    @_in_order("scatter")
     def scatter_object(
         self, values: Sequence[Any] | None = None, root: int = 0, *, pickle: bool = False, timeout: float | None = None
     ) -> TensorFuture[Any]:

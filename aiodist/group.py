@@ -22,7 +22,7 @@ from aiodist.collectives import Collectives
 from aiodist.errors import CommunicationError, GroupClosedError
 from aiodist.membership import Founder, Plan, give_up
 from aiodist.naming import channel_name, check_name, check_ranks, check_split, group_name, ranks_name, split_name
-from aiodist.ops.checks import check_timeout, refusing
+from aiodist.ops.checks import check_timeout, plain_text, reason_of, refusing
 from aiodist.pending import Making, PendingGroup, nothing
 
 __all__ = ["DRAIN_SECONDS", "Group"]
@@ -195,7 +195,7 @@ class Group(Collectives):
         """
         if not isinstance(reason, str):
             raise TypeError(f"reason must be a string, not {type(reason).__name__}")
-        self._abort(reason)
+        self._abort(plain_text(reason))
         for pending in list(self._channels.values()):  # those that are open the core breaks
             if pending.value is None:
                 give_up(pending, CommunicationError(f"group {self.name!r} was aborted: {reason}", group=self.name, rank=self.rank), reason)
@@ -232,7 +232,7 @@ class Group(Collectives):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if error is not None and not self.closed:
-            self._reason = f"{type(error).__name__}: {error}"
+            self._reason = reason_of(error)
             for group in (self, *self._dependants()):
                 group.abort(f"rank {self.rank} left with {self._reason}")
         await self.aclose()

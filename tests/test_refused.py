@@ -354,3 +354,29 @@ async def test_a_refused_call_alone() -> None:
         with pytest.raises(ValueError, match="op"):
             groups[0].all_reduce(np.ones(3), op="nonsense")
         assert_same(await groups[0].all_reduce(np.ones(3)), np.ones(3))
+
+
+class _Unreadable:
+    """Fails with a text that is neither Unicode nor a C string."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise ValueError("a\0b\ud800")
+
+
+async def _misspelled(group: aiodist.Group) -> None:
+    loose: Any = group
+    calls = (
+        lambda: loose.all_gather(np.ones(2), axs=1),
+        lambda: loose.broadcast(),
+        lambda: loose.reduce(np.ones(2), "sum", 0, 1),
+        lambda: loose.all_gather(_Unreadable()),
+        lambda: loose.all_reduce(_Unreadable()),
+    )
+    for call in calls:
+        error = await error_of(call if group.rank == 1 else lambda: group.all_gather(np.ones(2)))
+        assert type(error) is (TypeError if group.rank == 1 else PeerRefusedError), repr(error)
+    await assert_usable(group)
+
+
+def test_calls_that_do_not_fit_the_signature_are_refused(run_ranks: RunRanks) -> None:
+    run_ranks(3, _misspelled)

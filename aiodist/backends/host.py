@@ -75,18 +75,52 @@ def dtype_text(dtype: np.dtype) -> str:
     Raises:
         TypeError: the description is too long to travel.
     """
-    if dtype.type.__module__ == "ml_dtypes":
-        return f"ml_dtypes.{dtype.name}"
-    text = repr(np.lib.format.dtype_to_descr(dtype))
+    text = repr(_description(dtype))
     if len(text.encode()) > _LONGEST_TEXT:
         raise TypeError(f"dtype {dtype} takes {len(text.encode())} bytes to describe; at most {_LONGEST_TEXT} can travel")
     return text
 
 
+def _description(dtype: np.dtype) -> Any:
+    """Return the dtype as literals: a name, (base, shape) of a subarray, or the fields of a structure. Metadata stay behind."""
+    if dtype.type.__module__ == "ml_dtypes":
+        return f"ml_dtypes.{dtype.name}"
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return (_description(base), shape)
+    if dtype.fields is None or dtype.names is None:
+        return dtype.str
+    fields = [dtype.fields[name] for name in dtype.names]
+    titles = [field[2] if len(field) > 2 else None for field in fields]
+    return {
+        "names": list(dtype.names),
+        "formats": [_description(field[0]) for field in fields],
+        "offsets": [field[1] for field in fields],
+        "itemsize": dtype.itemsize,
+        **({"titles": titles} if any(title is not None for title in titles) else {}),
+    }
+
+
+def _described(description: Any) -> np.dtype:
+    if isinstance(description, str):
+        if description.startswith("ml_dtypes."):
+            import ml_dtypes
+
+            scalar: type[np.generic] = getattr(ml_dtypes, description.removeprefix("ml_dtypes."))
+            return np.dtype(scalar)
+        return np.dtype(description)
+    if isinstance(description, tuple):
+        base, shape = description
+        return np.dtype((_described(base), shape))
+    whole: Any = {**description, "formats": [_described(part) for part in description["formats"]]}
+    structure: np.dtype = np.dtype(whole)
+    return structure
+
+
 def _dtype_of(code: int, text: str) -> np.dtype:
     name = _DTYPE_NAMES.get(code, "raw")
     if name == "bfloat16":
-        text = "ml_dtypes.bfloat16"
+        text = "'ml_dtypes.bfloat16'"
     elif name != "raw" or not text:  # many arrays are plain bytes, until their own description is read
         return np.dtype(name if name != "raw" else np.uint8)
     return dtype_of_text(text)
@@ -99,20 +133,13 @@ def dtype_of_text(text: str) -> np.dtype:
         ValueError: it can not be made here.
     """
     try:
-        return _dtype_of_text(text)
+        dtype = _described(ast.literal_eval(text))
     except ImportError:
         raise ValueError(f"{text} needs ml_dtypes: pip install ml_dtypes") from None
     except (ValueError, TypeError, KeyError, AttributeError, SyntaxError, MemoryError, RecursionError) as error:
         raise ValueError(f"dtype {text[:100]!r} can not be made here ({error})") from None
-
-
-def _dtype_of_text(text: str) -> np.dtype:
-    if text.startswith("ml_dtypes."):
-        import ml_dtypes
-
-        scalar: type[np.generic] = getattr(ml_dtypes, text.removeprefix("ml_dtypes."))
-        return np.dtype(scalar)
-    dtype: np.dtype = np.lib.format.descr_to_dtype(ast.literal_eval(text))
+    if dtype.hasobject:
+        raise ValueError(f"dtype {text[:100]!r} holds Python objects")
     return dtype
 
 

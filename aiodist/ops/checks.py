@@ -24,6 +24,8 @@ __all__ = [
     "check_tag",
     "check_timeout",
     "output_to",
+    "plain_text",
+    "reason_of",
     "refusing",
 ]
 
@@ -45,8 +47,21 @@ class refusing:  # used as a with statement's verb
 
     # Not a generator: its frame would be the standard library's, and pass for the call site.
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if isinstance(error, Exception):
-            self._backend.refuse(self._collective, f"{type(error).__name__}: {error}")
+        if error is not None:  # a KeyboardInterrupt too: the peers must not wait for this call
+            self._backend.refuse(self._collective, reason_of(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what a peer is told of an error."""
+    try:
+        return plain_text(f"{type(error).__name__}: {error}")
+    except Exception:  # its own text can not be made
+        return type(error).__name__
+
+
+def plain_text(text: str) -> str:
+    """Return `text` as what can travel: what is no Unicode text, and a NUL, as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
 def check_timeout(timeout: Any) -> float | None:
@@ -60,7 +75,10 @@ def check_timeout(timeout: Any) -> float | None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float | np.integer | np.floating):
         raise TypeError(f"timeout must be a number of seconds or None, not {type(timeout).__name__}")
-    seconds = float(timeout)
+    try:
+        seconds = float(timeout)
+    except OverflowError:
+        seconds = math.inf
     if not 0 < seconds < math.inf:
         raise ValueError(f"timeout must be a finite positive number of seconds, not {timeout!r}")
     return seconds
@@ -120,6 +138,8 @@ def check_axis(axis: Any, ndim: int | None) -> int:
         TypeError: it is no whole number.
         ValueError: the array has no such axis.
     """
+    if isinstance(axis, bool):
+        raise TypeError("axis must be a whole number, not bool")
     try:
         index = operator.index(axis)
     except TypeError:
@@ -214,7 +234,7 @@ def as_target(out: Any, name: str = "out") -> np.ndarray:
     target = kind_of(out).target(out, name)
     if target.dtype.hasobject:
         raise TypeError(f"{name} holds Python objects (dtype {target.dtype}): no pointer may leave the process")
-    if target.size and any(extent > 1 and stride == 0 for extent, stride in zip(target.shape, target.strides, strict=True)):
+    if target.nbytes and any(extent > 1 and stride == 0 for extent, stride in zip(target.shape, target.strides, strict=True)):
         raise ValueError(f"{name} repeats its memory (a stride of 0)")
     return target
 
