@@ -15,20 +15,20 @@ from aiodist.types import ReduceOp
 
 __all__ = ["Collectives"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
-_Method: TypeAlias = Callable[Concatenate["Collectives", P], TensorFuture[R]]
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_Method: TypeAlias = Callable[Concatenate["Collectives", _P], TensorFuture[_R]]
 
 
-def _in_order(collective: str) -> Callable[[_Method[P, R]], _Method[P, R]]:
+def _in_order(collective: str) -> Callable[[_Method[_P, _R]], _Method[_P, _R]]:
     """Let a call whose arguments do not fit the method's signature take its place all the same, as one that was refused.
 
     What the method itself finds wrong it refuses itself.
     """
 
-    def decorate(method: _Method[P, R]) -> _Method[P, R]:
+    def decorate(method: _Method[_P, _R]) -> _Method[_P, _R]:
         @functools.wraps(method)
-        def call(self: Collectives, /, *args: P.args, **kwargs: P.kwargs) -> TensorFuture[R]:
+        def call(self: Collectives, /, *args: _P.args, **kwargs: _P.kwargs) -> TensorFuture[_R]:
             try:
                 return method(self, *args, **kwargs)
             except TypeError as error:
@@ -37,7 +37,7 @@ def _in_order(collective: str) -> Callable[[_Method[P, R]], _Method[P, R]]:
                     self._backend.refuse(collective, reason_of(error))
                 raise
 
-        return cast(_Method[P, R], call)
+        return cast(_Method[_P, _R], call)
 
     return decorate
 
