@@ -10,9 +10,12 @@ Generations share nothing: a world's keys, barriers and gathers go with its last
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, NamedTuple
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple
 
-from aiodist.rendezvous.job import Failure, Job, Limits, Member, Ticket, World, listed, name_ranks, wrong_join
+from aiodist.rendezvous.job import Failure, Job, Limits, Member, Ticket, World, identity, listed, name_ranks, wrong_join
+from aiodist.rendezvous.logs import Event
 from aiodist.rendezvous.messages import (
     Add,
     Answer,
@@ -39,7 +42,6 @@ from aiodist.rendezvous.waits import Wait, Waits
 
 __all__ = ["Delivery", "Service"]
 
-
 _TOGETHER_S: Final = 0.05
 """A thousand members that leave one by one would otherwise cost half a million messages."""
 
@@ -62,6 +64,7 @@ class Service:
         self._waits = Waits()
         self._untold: dict[World, None] = {}
         self._out: list[Delivery] = []
+        self._events: list[Event] = []
 
     # -- what the driver calls ---------------------------------------------------------------------------------------------------
 
@@ -110,10 +113,23 @@ class Service:
         waits = self._waits.next_deadline()
         return min(deadlines if waits is None else [*deadlines, waits], default=None)
 
-    def describe(self, name: str, now: float) -> dict[str, Any] | None:
-        """What people may see of a job, or None where it is unknown."""
+    def job(self, name: str, now: float) -> Job | None:
+        """A job's records, or None where it is unknown."""
         job = self._jobs.get(name)
-        return None if job is None or job.lapse(now) else job.view()
+        return None if job is None or job.lapse(now) else job
+
+    def jobs(self, now: float) -> Iterator[Job]:
+        """All jobs' records."""
+        return (job for job in self._jobs.values() if not job.lapse(now))
+
+    def waits(self) -> Counter[str]:
+        """How many requests wait, by kind."""
+        return Counter(wait.kind for wait in self._waits)
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call."""
+        events, self._events = self._events, []
+        return events
 
     # -- joining -----------------------------------------------------------------------------------------------------------------
 
@@ -138,6 +154,7 @@ class Service:
         closed = self._closed(job, request, now)
         if closed is not None:
             self._out.append(Delivery(conn, closed))
+            self._events.append(Event("refused", job.name, job.generation, request.rank, **identity(request.info), reason=closed.text))
         else:
             self._admit(job, conn, request, now)
 
@@ -175,6 +192,7 @@ class Service:
         holder = member if member.wanted is None else job.claims[member.wanted]
         self._members[conn] = member
         self._by_id[job.name, member.id] = member
+        self._note("joined", member)
         self._wait(member, request.id, "join", job.name, request.timeout, now)
         if first.world_size != member.world_size:
             sizes = f"world size {first.world_size} ({first.label}) and {member.world_size} ({member.label})"
@@ -194,6 +212,7 @@ class Service:
         for member in members:
             member.world = world
             self._waits.end((member.conn, member.request))
+        self._events.append(Event("formed", job.name, job.generation, reason=f"{world.size} ranks"))
         roster = Roster([member.info for member in members])
         for member in members:
             self._greet(member, world, roster)
@@ -223,6 +242,7 @@ class Service:
         owed = max(member.world_size for member in members) - len(members)
         if remember and owed > 0:
             job.failure = Failure(text, ranks, owed, now + self.limits.failed_s)
+        self._events.append(Event("unformed", job.name, job.generation, reason=text))
         for member in members:
             self._forget(member)
             self._waits.end((member.conn, member.request))
@@ -244,8 +264,10 @@ class Service:
         job, world = self._jobs[member.job], member.world
         if world is None:
             job.withdraw(member)
+            self._note("withdrew", member, reason)
         else:
             member.fate = Notice(kind, member.rank, "it said goodbye" if kind == "left" else reason, member.info)
+            self._note(kind, member, member.fate.reason)
             world.untold.append(member.fate)
             if now >= world.tell_at:
                 self._tell(world, now)
@@ -265,6 +287,10 @@ class Service:
         self._untold.pop(world, None)
         notices, world.untold, world.tell_at = Notices(world.untold), [], now + _TOGETHER_S
         self._out.extend(Delivery(member.conn, notices) for member in world.active())
+
+    def _note(self, event: str, member: Member, reason: str | None = None) -> None:
+        rank, generation = (member.wanted, 0) if member.world is None else (member.rank, member.world.generation)
+        self._events.append(Event(event, member.job, generation, rank, **identity(member.info), reason=reason))
 
     def _forget(self, member: Member) -> None:
         del self._members[member.conn]
