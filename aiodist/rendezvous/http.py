@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from aiodist.rendezvous.job import Job, World
 from aiodist.rendezvous.messages import MARK_HEADER, MEMBERS_PATH, PROTOCOL_VERSION
@@ -22,7 +23,7 @@ from aiodist.rendezvous.openapi import ErrorBody, EventsQuery, Health, JobQuery,
 from aiodist.rendezvous.state import Service
 from aiodist.rendezvous.views import JobList, Snapshot, list_keys, show_job, summarise
 
-__all__ = ["HttpApi", "json_answer"]
+__all__ = ["HttpApi", "http_log", "json_answer"]
 
 Q = TypeVar("Q", JobsQuery, JobQuery, KeysQuery, KeyQuery, EventsQuery)
 
@@ -61,6 +62,7 @@ class HttpApi:
         self._connections = connections
         self._stop = asyncio.Event()
         self._watchers = 0
+        self._warn_at = 0.0
         self.own_names: frozenset[str] | None = None
         """Names by which a browser may call this server, where others are a sign of DNS rebinding; None: any."""
 
@@ -103,13 +105,20 @@ class HttpApi:
         if self._token is None:
             if self.own_names is None or route == MEMBERS_PATH or _host(request) in self.own_names or _is_ip(_host(request)):
                 return None
-            _log.warning("refused a request from %s: it is for host %.100r", request.remote, request.host)
+            self._warn("refused a request from %s: it is for host %.100r", request.remote, request.host)
             return json_answer(ErrorBody("this server has another name; where that is meant, give the server a token"), 403)
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if hmac.compare_digest(given, f"Bearer {self._token}".encode()):
             return None
-        _log.warning("refused a request from %s: wrong or missing token", request.remote)
+        self._warn("refused a request from %s: wrong or missing token", request.remote)
         return json_answer(ErrorBody("the bearer token is wrong or missing"), 401, {"WWW-Authenticate": "Bearer"})
+
+    def _warn(self, text: str, *parts: object) -> None:
+        """Log a refusal, one a second at most: a stranger must not fill the log. The metrics count all."""
+        now = _now()
+        if now >= self._warn_at:
+            self._warn_at = now + 1.0
+            _log.warning(text, *parts, extra={"event": "refused"})
 
     # -- the answers -------------------------------------------------------------------------------------------------------------
 
@@ -203,6 +212,21 @@ class HttpApi:
 
     async def _end(self, app: web.Application) -> None:
         self._stop.set()
+
+
+class _NoGarbage(logging.Filter):
+    """Strangers that do not speak HTTP would fill the log with tracebacks."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+def http_log() -> logging.Logger:
+    """Where aiohttp's server logs for us."""
+    log = _log.getChild("http")
+    if not log.filters:
+        log.addFilter(_NoGarbage())
+    return log
 
 
 def json_answer(content: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -18,8 +18,8 @@ _JOB: Final = "^[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,127}$"
 _Limit = Annotated[int, Meta(ge=1, le=1000, description="How many to give at most.")]
 _Members = Annotated[int, Meta(ge=1, le=16384, description="How many members of each world to list at most.")]
 _Generation = Annotated[int, Meta(ge=0, lt=2**31, description="Which world of the job; 0 is the newest.")]
-_After = Annotated[str, Meta(max_length=4096, description="Begin after this name.")]
-_Prefix = Annotated[str, Meta(max_length=4096, description="Only names that begin with this.")]
+_After = Annotated[str, Meta(max_length=1024, description="Begin after this name.")]
+_Prefix = Annotated[str, Meta(max_length=1024, description="Only names that begin with this.")]
 _Watched = Annotated[str, Meta(max_length=128, description="The job to show in detail; without it, or while it is unknown, none.")]
 
 

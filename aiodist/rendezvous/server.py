@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from aiohttp import WSMsgType, web
 
-from aiodist.rendezvous.http import HttpApi, json_answer
+from aiodist.rendezvous.http import HttpApi, http_log, json_answer
 from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.logs import log_event
 from aiodist.rendezvous.messages import (
@@ -40,6 +40,7 @@ _HELLO_S: Final = 10.0
 _CLOSE_S: Final = 1.0
 _ENVELOPE_NBYTES: Final = 1 << 17
 _BODY_NBYTES: Final = 1 << 16
+_LINE_NBYTES: Final = 1 << 15
 
 _log = logging.getLogger("aiodist.rendezvous")
 
@@ -157,7 +158,9 @@ class RendezvousServer:
             raise ValueError(f"listening on {self._host} lets other hosts in: give a token, or say insecure")
         if is_loopback(sock):
             self._http.own_names = frozenset({"localhost", self._host.lower(), socket.gethostname().lower()})
-        self._runner = web.AppRunner(self._app(), handle_signals=False, access_log=None, shutdown_timeout=_CLOSE_S)
+        self._runner = web.AppRunner(
+            self._app(), handle_signals=False, access_log=None, logger=http_log(), max_line_size=_LINE_NBYTES, shutdown_timeout=_CLOSE_S
+        )
         try:
             await self._runner.setup()
             await web.SockSite(self._runner, sock, backlog=1024).start()
