@@ -24,9 +24,10 @@ def cli() -> None:
 @click.option("-n", "--ranks", type=click.IntRange(min=1), required=True, help="Number of ranks to start on this host.")
 @click.option("-m", "--module", is_flag=True, help="TARGET is a module, run as by python -m.")
 @click.option("--job", help="Name of the job; random when not given.")
+@click.option("--page", is_flag=True, help="Print the link to the page that shows the job live.")
 @click.argument("target")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def run(ranks: int, module: bool, job: str | None, target: str, args: tuple[str, ...]) -> NoReturn:
+def run(ranks: int, module: bool, job: str | None, page: bool, target: str, args: tuple[str, ...]) -> NoReturn:
     """Run a Python script on N ranks.
 
     Starts TARGET with ARGS once per rank and ends when all ranks have ended.
@@ -45,6 +46,7 @@ def run(ranks: int, module: bool, job: str | None, target: str, args: tuple[str,
             [sys.executable, *(["-m"] if module else []), target, *args],
             ranks,
             job=job,
+            page=page,
             stdin=subprocess.DEVNULL if sys.stdin is None else None,
         )
     except OSError as error:
@@ -108,7 +110,7 @@ async def _serve(host: str, port: int, token: str | None) -> int:
     async with RendezvousServer(host=host, port=port, token=token) as server:
         click.echo(server.address)
         if sys.stderr.isatty():
-            click.echo(f"The jobs live: {server.page}", err=True)
+            click.echo(f"The jobs live: {server.page_link()}", err=True)
         return await ended
 
 

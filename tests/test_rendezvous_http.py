@@ -311,6 +311,31 @@ async def test_watchers_are_limited_and_those_who_went_make_room(monkeypatch: py
                 await asyncio.sleep(0.05)
 
 
+# -- the page (in a browser: test_rendezvous_page.py) ----------------------------------------------------------------------------
+
+
+async def test_the_page_is_served_to_all_and_needs_nothing_from_elsewhere() -> None:
+    async with RendezvousServer(token=TOKEN) as server, aiohttp.ClientSession() as session, world(server, 1, "secret-job"):
+        for path, kind in (("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")):
+            async with session.get(server.address + path) as response:
+                body = await response.text()
+                assert (response.status, response.content_type) == (200, kind)
+                assert response.headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self';")
+                assert "//" not in re.sub(r"^ *// .*|(?<=;) // .*", "", body, flags=re.M) and "secret-job" not in body
+
+
+def test_the_launcher_tells_the_link_to_the_page_when_asked() -> None:
+    body = """
+import os, urllib.request
+print(urllib.request.urlopen(os.environ["AIODIST_RENDEZVOUS"] + "/").status, os.environ["AIODIST_TOKEN"])
+"""
+    command = [sys.executable, "-m", "aiodist", "run", "-n", "1", "--job", "a+b", "--page", "/dev/stdin"]
+    done = subprocess.run(command, input=body, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    token = done.stdout.split()[-1]
+    assert re.search(rf"the job live: http://127\.0\.0\.1:\d+/#token={token}&job=a%2Bb\n", done.stderr) and "200" in done.stdout
+
+
 # -- metrics and logs ------------------------------------------------------------------------------------------------------------
 
 

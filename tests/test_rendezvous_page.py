@@ -91,7 +91,7 @@ async def test_a_running_job_is_seen_live_and_the_row_of_a_killed_rank_turns_red
         with job_of(4, server) as ranks:
             await asyncio.to_thread(wait_until_ready, ranks)
             await page.look()
-            await page.open(server.page)
+            await page.open(server.page_link("train"))
             await page.until(
                 f"JSON.stringify({ROWS}) === {json.dumps(json.dumps([[str(r), 'active'] for r in range(4)], separators=(',', ':')))}"
             )
@@ -134,7 +134,7 @@ async def test_what_members_say_of_themselves_is_shown_as_text(tmp_path: Path) -
     async with RendezvousServer() as server, browser(tmp_path) as page, client(server, token=None) as me:
         forming = asyncio.create_task(me.join(world_size=3, rank=1, info={**info(), "host": evil, "device": evil}))
         await page.look()
-        await page.open(server.page)
+        await page.open(server.page_link())
         await page.until("document.querySelectorAll('tbody tr').length === 1")
         text = await page.text()
         assert evil in text and "waiting for ranks 0, 2" in text
@@ -148,7 +148,7 @@ async def test_a_page_that_lost_its_server_says_so_and_finds_it_again(tmp_path: 
     async with browser(tmp_path) as page:
         async with RendezvousServer() as server:
             port = int(server.address.rpartition(":")[2])
-            await page.open(server.page)
+            await page.open(server.page_link())
             await page.until("document.getElementById('link').dataset.state === 'live'")
         await page.until("document.getElementById('link').dataset.state === 'down'")
         async with RendezvousServer(port=port) as server, client(server, job="later", token=None) as me:

@@ -36,6 +36,7 @@ _CONTENT_POLICY: Final = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _PERIOD_S: Final = 0.5
+_FRESH_S: Final = 0.2
 _KEEP_ALIVE_S: Final = 5.0
 _SLOW_S: Final = 10.0
 _WATCHERS: Final = 64
@@ -63,6 +64,7 @@ class HttpApi:
         self._stop = asyncio.Event()
         self._watchers = 0
         self._warn_at = 0.0
+        self._drawn: dict[EventsQuery, tuple[float, bytes]] = {}
         self.own_names: frozenset[str] | None = None
         """Names by which a browser may call this server, where others are a sign of DNS rebinding; None: any."""
 
@@ -205,7 +207,14 @@ class HttpApi:
                 await asyncio.wait_for(self._stop.wait(), _PERIOD_S)
 
     def _snapshot(self, query: EventsQuery) -> bytes:
+        """Those who look at the same at about the same time are shown the same bytes."""
         now = _now()
+        self._drawn = {known: drawn for known, drawn in self._drawn.items() if now - drawn[0] < _FRESH_S}
+        if query not in self._drawn:
+            self._drawn[query] = (now, self._draw(query, now))
+        return self._drawn[query][1]
+
+    def _draw(self, query: EventsQuery, now: float) -> bytes:
         jobs = sorted(self._service.jobs(now), key=lambda job: job.name)[:_LISTED_JOBS]
         shown = self._service.job(query.job, now)
         return msgspec.json.encode(Snapshot([summarise(job) for job in jobs], None if shown is None else show_job(shown, query.members)))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from aiohttp import WSMsgType, web
 
@@ -127,14 +127,14 @@ class RendezvousServer:
             raise RuntimeError("the rendezvous server has no address before it is started")
         return str(self._address)
 
-    @property
-    def page(self) -> str:
-        """The link to the page; it carries the token, in the part that browsers do not send.
+    def page_link(self, job: str | None = None) -> str:
+        """Return the link to the page, on a job if one is named. It carries the token, in the part that browsers do not send.
 
         Raises:
             RuntimeError: the server was not started.
         """
-        return f"{self.address}/" + (f"#token={quote(self._token, safe='')}" if self._token else "")
+        fragment = urlencode({name: value for name, value in (("token", self._token), ("job", job)) if value}, quote_via=quote)
+        return f"{self.address}/" + (f"#{fragment}" if fragment else "")
 
     async def __aenter__(self) -> Self:
         await self.start()
