@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 from support.browser import CHROMIUM, Page, browser
 from support.rendezvous import TOKEN, client, info, world
 
+from aiodist.rendezvous.client import RendezvousClient
+from aiodist.rendezvous.messages import Progress
 from aiodist.rendezvous.server import RendezvousServer
 
 pytestmark = [
@@ -99,6 +102,12 @@ async def test_a_running_job_is_seen_live_and_the_row_of_a_killed_rank_turns_red
             assert "train" in text and "live" in text and all(str(process.pid) in text for process in ranks)
             assert TOKEN not in str(await page.value("location.href"))
             await photograph(page, "running")
+            ranks[1].send_signal(signal.SIGSTOP)
+            await page.until("document.querySelector('tr.trouble')?.dataset.state === 'stalled'")
+            assert await page.value("document.querySelector('tr.trouble').dataset.rank") == "1"
+            await photograph(page, "stalled")
+            ranks[1].send_signal(signal.SIGCONT)
+            await page.until("!document.querySelector('tr.trouble')")
             ranks[2].send_signal(signal.SIGKILL)
             await page.until("document.querySelector('tr.trouble')?.dataset.rank === '2'")
             assert await page.value("document.querySelector('tr[data-rank=\"2\"]').dataset.state") == "lost"
@@ -109,6 +118,29 @@ async def test_a_running_job_is_seen_live_and_the_row_of_a_killed_rank_turns_red
             await photograph(page, "lost")
         await page.until("document.body.innerText.includes('this is how it was last seen')")
         assert await page.value("document.querySelectorAll('tbody tr').length") == 4
+        assert page.problems == []
+
+
+async def test_ranks_that_tell_their_progress_show_their_last_call_their_lag_and_a_plot(tmp_path: Path) -> None:
+    began = time.monotonic()
+
+    def member(rank: int) -> RendezvousClient:
+        def progress() -> list[Progress]:
+            done = int(100 * (time.monotonic() - began))
+            return [Progress("world", done if rank else min(done, 5), "all_reduce", "train.py:42")]
+
+        return client(server, "train", progress=progress)
+
+    async with RendezvousServer(token=TOKEN) as server, browser(tmp_path) as page, member(0) as a, member(1) as b:
+        await asyncio.gather(*(one.join(world_size=2, rank=rank, info=info(rank)) for rank, one in enumerate((a, b))))
+        await page.look()
+        await page.open(server.page_link())
+        await page.until("document.querySelector('tr[data-rank=\"0\"] .call')?.textContent === 'all_reduce #5'")
+        await page.until("Number(document.querySelector('tr[data-rank=\"0\"] .lag').textContent) > 100")
+        await page.until("document.querySelector('.plot polyline')?.getAttribute('points').split(' ').length >= 4")
+        rate = await page.value("parseFloat(document.querySelector('.plot').textContent)")
+        assert 10 < rate < 1000, rate
+        await photograph(page, "progress")
         assert page.problems == []
 
 

@@ -6,6 +6,7 @@ The modules are imported by name, because importing this package loads neither a
     job         one job's records: members, keys, barriers, gathers
     state       the state machine over all jobs; no I/O and no clock
     sockets     spellings of addresses, listening, name resolution
+    pulse       heartbeats: who is alive, and where in its work
     views       what people may see of the jobs, as types
     logs        events, and their lines of JSON
     metrics     what is counted, and how it looks to Prometheus

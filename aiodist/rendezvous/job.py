@@ -21,6 +21,7 @@ from aiodist.rendezvous.messages import (
     Join,
     Notice,
     Number,
+    Progress,
     Refused,
     Value,
     Values,
@@ -93,6 +94,9 @@ class Member:
     rank: int = -1
     world: World | None = None
     fate: Notice | None = None
+    stalled: bool = False
+    """Its heartbeats are missing."""
+    progress: list[Progress] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -219,6 +223,12 @@ class World:
         fate = f"{member.fate.kind}: {member.fate.reason}" if member.fate is not None else "left"
         answers += [(ticket, _refusal(ticket, unmet)) for ticket, unmet in self.gathers.leave(member.rank, fate).items()]
         return answers
+
+    def late(self, name: str, after: str) -> tuple[str, tuple[int, ...]]:
+        """What those in a barrier are told at the timeout, and the ranks that are missing."""
+        missing = self.missing(name)
+        who = listed([f"rank {m.rank} ({m.label}{', stalled' if m.stalled else ''})" for m in missing])
+        return f"barrier {name!r} of job {self.job} timed out after {after}: waiting for {who}", tuple(m.rank for m in missing)
 
     def withdraw(self, ticket: Ticket, name: str) -> None:
         """Take a waiting request out of a gather, a barrier or a key's queue."""

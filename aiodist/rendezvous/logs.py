@@ -18,7 +18,7 @@ class Event(NamedTuple):
 
     Attributes:
         event: ``joined``, ``withdrew`` (before its world formed), ``formed``, ``refused`` (a newcomer), ``unformed`` (the formation
-            failed), or a member's end: ``lost``, ``left``, ``failed``.
+            failed), or a member's end: ``lost``, ``left``, ``failed``. A member that is ``stalled`` may have ``resumed`` later.
         rank: The rank, or the wanted one before the world has formed; None where it is not known.
     """
 

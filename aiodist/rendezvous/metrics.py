@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from aiodist.rendezvous.job import Job
-from aiodist.rendezvous.messages import Answer, Cancel, Notices, Refused, Request, Roster, Welcome
+from aiodist.rendezvous.messages import Answer, Beat, Cancel, Notices, Refused, Request, Roster, Welcome
 from aiodist.rendezvous.views import summarise
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Census:
 class Metrics:
     """The counts of one server."""
 
+    beats: int = 0
     requests: Counter[tuple[str, str]] = field(default_factory=Counter)
     seconds: dict[str, _Histogram] = field(default_factory=dict)
     http_requests: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -69,7 +70,9 @@ class Metrics:
 
     def arrived(self, open_: Open, request: Request, now: float) -> None:
         """A member's request came."""
-        if isinstance(request, Cancel):
+        if isinstance(request, Beat):
+            self.beats += 1
+        elif isinstance(request, Cancel):
             kind, began = open_.pop(request.id, ("", now))
             if kind:
                 self._ended(kind, "cancelled", now - began)
@@ -113,7 +116,7 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         census, metrics = self._census, self._metrics
         jobs: Counter[str] = Counter()
-        members: Counter[str] = Counter({"active": 0, "forming": 0, "lost": 0, "failed": 0, "left": 0})
+        members: Counter[str] = Counter({"active": 0, "stalled": 0, "forming": 0, "lost": 0, "failed": 0, "left": 0})
         keys = nbytes = 0
         for job in census.jobs:
             summary = summarise(job)
@@ -133,6 +136,7 @@ class _Collector:
         yield _counter("http_requests", "HTTP requests, by route and status.", metrics.http_requests, "route", "status")
         yield _histogram("http_request_seconds", "From an HTTP request to its answer.", metrics.http_seconds, "route")
         yield _counter("refused", "Requests and connections refused, by reason.", metrics.refused, "reason")
+        yield _counter("heartbeats", "Heartbeats of members.", Counter({(): metrics.beats}))
         yield _counter("events", "What happened to jobs and members.", metrics.events, "event")
 
 

@@ -20,6 +20,7 @@ from aiodist.rendezvous.messages import (
     Add,
     Answer,
     Barrier,
+    Beat,
     Cancel,
     Compare,
     Delete,
@@ -38,6 +39,7 @@ from aiodist.rendezvous.messages import (
     Set,
     Value,
 )
+from aiodist.rendezvous.pulse import Pulses
 from aiodist.rendezvous.waits import Wait, Waits
 
 __all__ = ["Delivery", "Service"]
@@ -65,6 +67,7 @@ class Service:
         self._untold: dict[World, None] = {}
         self._out: list[Delivery] = []
         self._events: list[Event] = []
+        self._pulses = Pulses()
 
     # -- what the driver calls ---------------------------------------------------------------------------------------------------
 
@@ -74,6 +77,8 @@ class Service:
         match request:
             case Hello():
                 self._refuse(conn, 0, "state", "the connection said hello already")
+            case Beat():
+                self._beat(member, request, now)
             case Cancel():
                 self._cancel(conn, request.id, now)
             case _ if self._waits.get((conn, request.id)) is not None:
@@ -103,6 +108,8 @@ class Service:
         """End the waits whose time is over."""
         for wait in self._waits.due(now):
             self._late(wait, now)
+        for member in self._pulses.due(now):
+            self._note("stalled", member, "its heartbeats are missing")
         for world in [world for world in self._untold if world.tell_at <= now]:
             self._tell(world, now)
         return self._flush()
@@ -110,8 +117,8 @@ class Service:
     def next_deadline(self) -> float | None:
         """When `expire` has something to do, unless something else happens first."""
         deadlines = [world.tell_at for world in self._untold]
-        waits = self._waits.next_deadline()
-        return min(deadlines if waits is None else [*deadlines, waits], default=None)
+        others = (self._waits.next_deadline(), self._pulses.next_deadline())
+        return min([*deadlines, *(deadline for deadline in others if deadline is not None)], default=None)
 
     def job(self, name: str, now: float) -> Job | None:
         """A job's records, or None where it is unknown."""
@@ -292,7 +299,12 @@ class Service:
         rank, generation = (member.wanted, 0) if member.world is None else (member.rank, member.world.generation)
         self._events.append(Event(event, member.job, generation, rank, **identity(member.info), reason=reason))
 
+    def _beat(self, member: Member | None, request: Beat, now: float) -> None:
+        if member is not None and self._pulses.beat(member, request.progress, now):
+            self._note("resumed", member)
+
     def _forget(self, member: Member) -> None:
+        self._pulses.drop(member)
         del self._members[member.conn]
         del self._by_id[member.job, member.id]
 
@@ -386,10 +398,7 @@ class Service:
             unmet = world.gathers.late(wait.ticket, wait.timeout)
             self._end_wait(wait, unmet.code, unmet.text, unmet.ranks)
         else:
-            missing_members = world.missing(wait.name)
-            who = listed([f"rank {member.rank} ({member.label})" for member in missing_members])
-            text = f"barrier {wait.name!r} of job {job.name} timed out after {after}: waiting for {who}"
-            self._end_wait(wait, "timeout", text, tuple(member.rank for member in missing_members))
+            self._end_wait(wait, "timeout", *world.late(wait.name, after))
 
     def _refuse(self, conn: int, request_id: int, code: str, text: str, ranks: tuple[int, ...] = ()) -> None:
         self._out.append(Delivery(conn, Refused(request_id, code, text, list(ranks))))

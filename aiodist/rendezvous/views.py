@@ -21,6 +21,7 @@ __all__ = [
     "KeyView",
     "MeetingView",
     "MemberView",
+    "ProgressView",
     "Snapshot",
     "WorldView",
     "list_keys",
@@ -33,18 +34,36 @@ _RANKS: Final = 256
 _TEXT: Final = 255
 
 _JobState = Literal["forming", "formed", "failed", "ended"]
-_MemberState = Literal["active", "lost", "left", "failed"]
+_MemberState = Literal["active", "stalled", "lost", "left", "failed"]
 
 
 class _View(msgspec.Struct, frozen=True):
     pass
 
 
+class ProgressView(_View, frozen=True):
+    """Where a rank is in a group.
+
+    Attributes:
+        seq: Number of its latest call, from 0.
+        site: The line that made it.
+        lag: How many calls it is behind the rank that is furthest.
+    """
+
+    group: str
+    seq: int
+    collective: str
+    site: str
+    lag: int
+
+
 class MemberView(_View, frozen=True):
     """A rank of a formed world; host, pid and device are what the process said of itself.
 
     Attributes:
+        state: ``stalled`` is a rank whose heartbeats are missing; it may go on any time.
         reason: Why it is not active any more.
+        progress: Where it is in its groups, where it tells.
     """
 
     rank: int
@@ -53,6 +72,7 @@ class MemberView(_View, frozen=True):
     pid: int | None
     device: str | None
     reason: str | None
+    progress: list[ProgressView]
 
 
 class JoinerView(_View, frozen=True):
@@ -205,7 +225,11 @@ def list_keys(world: World, prefix: str, after: str, limit: int) -> KeyList:
 def _show_world(world: World, limit: int) -> WorldView:
     members = world.members
     if len(members) > limit:
-        members = sorted(members, key=lambda member: (member.fate is None, member.rank))[:limit]
+        members = sorted(members, key=lambda member: (member.fate is None and not member.stalled, member.rank))[:limit]
+    furthest: dict[str, int] = {}
+    for member in world.members:
+        for one in member.progress:
+            furthest[one.group] = max(one.seq, furthest.get(one.group, 0))
     barriers = [
         _meeting(name, sorted(waiting), [member.rank for member in world.missing(name)])
         for name, waiting in islice(world.barriers.items(), _MEETINGS)
@@ -214,7 +238,7 @@ def _show_world(world: World, limit: int) -> WorldView:
     return WorldView(
         world.generation,
         world.size,
-        [_show_member(member) for member in members],
+        [_show_member(member, furthest) for member in members],
         world.size - len(members),
         dict(Counter(_member_state(member) for member in world.members)),
         barriers,
@@ -227,9 +251,12 @@ def _show_joiner(member: Member) -> JoinerView:
     return JoinerView(member.wanted, member.world_size, **identity(member.info), device=_device(member.info))
 
 
-def _show_member(member: Member) -> MemberView:
+def _show_member(member: Member, furthest: dict[str, int]) -> MemberView:
     reason = member.fate.reason if member.fate else None
-    return MemberView(member.rank, _member_state(member), **identity(member.info), device=_device(member.info), reason=reason)
+    progress = [ProgressView(one.group, one.seq, one.collective, one.site, furthest[one.group] - one.seq) for one in member.progress]
+    return MemberView(
+        member.rank, _member_state(member), **identity(member.info), device=_device(member.info), reason=reason, progress=progress
+    )
 
 
 def _meeting(name: str, waiting: Collection[int], missing: Collection[int]) -> MeetingView:
@@ -241,7 +268,7 @@ def _state(job: Job) -> _JobState:
 
 
 def _member_state(member: Member) -> _MemberState:
-    return "active" if member.fate is None else member.fate.kind
+    return member.fate.kind if member.fate else "stalled" if member.stalled else "active"
 
 
 def _device(info: dict[str, Any]) -> str | None:

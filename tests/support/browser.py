@@ -40,9 +40,9 @@ class Page:
                 assert "error" not in message, message
                 result: dict[str, Any] = message["result"]
                 return result
-            if message["method"] == "Runtime.exceptionThrown":
+            if message.get("method") == "Runtime.exceptionThrown":
                 self.problems.append(str(message["params"]["exceptionDetails"]))
-            elif message["method"] == "Log.entryAdded" and message["params"]["entry"]["level"] == "error":
+            elif message.get("method") == "Log.entryAdded" and message["params"]["entry"]["level"] == "error":
                 self.problems.append(str(message["params"]["entry"]))
 
     async def open(self, url: str) -> None:
@@ -51,6 +51,7 @@ class Page:
             await self.call(f"{name}.enable")
         await self.call("Page.navigate", url="about:blank")
         await self.call("Page.navigate", url=url)
+        await self.until("location.href !== 'about:blank' && document.readyState === 'complete'")
 
     async def value(self, expression: str) -> Any:
         """Evaluate JavaScript in the page."""
@@ -62,7 +63,8 @@ class Page:
         """Evaluate JavaScript again and again until it is true."""
         try:
             async with asyncio.timeout(within):
-                while not (value := await self.value(expression)):  # noqa: ASYNC110  # The page can not set an event here.
+                # An expression that fails is not true yet: the document may just be coming.
+                while not (value := await self.value(f"(() => {{ try {{ return {expression} }} catch {{ return false }} }})()")):  # noqa: ASYNC110  # The page can not set an event here.
                     await asyncio.sleep(0.1)
         except TimeoutError:
             raise AssertionError(f"{expression} never came true; the page shows: {await self.text()}; {self.problems}") from None

@@ -4,10 +4,11 @@
 
 const QUIET_MS = 12000; // The server says something every 5 s.
 const KEPT = 8; // Jobs that are over stay on the page, as they were last seen.
+const RATES = 60; // Points of the small plot.
 const TROUBLE = new Set(["lost", "failed", "stalled", "stuck"]);
 
 const find = (id) => document.getElementById(id);
-const state = { token: null, wanted: null, live: new Map(), over: new Map(), reader: null, stream: 0 };
+const state = { token: null, wanted: null, live: new Map(), marks: new Map(), rates: new Map(), over: new Map(), reader: null, stream: 0 };
 
 function make(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -74,6 +75,7 @@ async function follow() {
         wait = 500;
         show("live", "live");
         if (event !== null) take(JSON.parse(event));
+        else rest();
       }
       show("down", "the rendezvous ended the connection, trying again");
     } catch (error) {
@@ -103,7 +105,20 @@ async function* events(body) {
   }
 }
 
+// How many calls a second the newest world makes in the group that is furthest, from one snapshot to another.
+function measure(view) {
+  const seqs = (view.worlds.at(-1)?.members ?? []).flatMap((member) => member.progress.map((one) => one.seq));
+  const now = { at: performance.now(), generation: view.generation, seq: seqs.length ? Math.max(...seqs) : null };
+  const before = state.marks.get(view.job);
+  if (before && now.at - before.at < 900 && before.generation === now.generation) return;
+  state.marks.set(view.job, now);
+  if (!before || before.seq === null || now.seq === null || before.generation !== now.generation) return;
+  const rate = Math.max(0, (1000 * (now.seq - before.seq)) / (now.at - before.at));
+  state.rates.set(view.job, [...(state.rates.get(view.job) ?? []), rate].slice(-RATES));
+}
+
 function take(snapshot) {
+  if (snapshot.job !== null) measure(snapshot.job);
   const now = new Map(snapshot.jobs.map((summary) => [summary.job, { summary, view: null }]));
   for (const [name, known] of state.live) {
     if (now.has(name)) now.get(name).view = known.view;
@@ -161,6 +176,7 @@ function row(member, name) {
   const kind = TROUBLE.has(name) ? "trouble" : name === "left" ? "over" : "";
   const reason = member.reason ? make("span", { class: "reason" }, member.reason) : null;
   const stateCell = make("td", { class: "state", "data-label": "state" }, name);
+  const last = member.progress?.length ? member.progress.reduce((one, other) => (other.lag > one.lag ? other : one)) : null;
   const rank = member.rank === null ? "any" : String(member.rank);
   return make(
     "tr",
@@ -169,13 +185,15 @@ function row(member, name) {
     cell("host", "host", member.host),
     cell("pid number", "pid", member.pid === null ? null : String(member.pid)),
     cell("device", "device", member.device),
+    cell("call", "last call", last === null ? null : make("span", { title: last.group + " at " + last.site }, last.collective + " #" + last.seq)),
+    cell("lag number", "lag", last === null ? null : String(last.lag)),
     stateCell,
     reason ? cell("why", "", reason) : make("td", { class: "why", hidden: matchMedia("(max-width: 40rem)").matches ? "" : null }),
   );
 }
 
 function table(rows) {
-  const heads = [["rank", "number"], ["host"], ["pid", "number"], ["device"], ["state"], [""]];
+  const heads = [["rank", "number"], ["host"], ["pid", "number"], ["device"], ["last call"], ["lag", "number"], ["state"], [""]];
   const head = make("tr", {}, ...heads.map(([text, kind]) => make("th", { scope: "col", class: kind }, text)));
   return make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows));
 }
@@ -206,14 +224,35 @@ function drawForming(forming) {
   return [make("h3", {}, "forming: " + missing), table(forming.members.map((member) => row(member, "joined")))];
 }
 
+// Nothing changed for a while: the plot goes on, down to nothing.
+function rest() {
+  const view = state.live.get(state.wanted)?.view;
+  if (!view) return;
+  measure(view);
+  drawJob();
+}
+
+function sparkline(rates) {
+  if (rates.length < 2) return null;
+  const top = Math.max(...rates, 1e-9);
+  const points = rates.map((rate, index) => ((index * 118) / (RATES - 1) + 1).toFixed(1) + "," + (23 - (22 * rate) / top).toFixed(1));
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
+  line.setAttribute("points", points.join(" "));
+  for (const [name, value] of Object.entries({ viewBox: "0 0 120 24", width: 120, height: 24, "aria-hidden": "true" })) svg.setAttribute(name, value);
+  svg.append(line);
+  return make("span", { class: "plot" }, svg, " " + rates.at(-1).toPrecision(3) + " calls/s");
+}
+
 function drawJob() {
   const known = state.live.get(state.wanted) ?? state.over.get(state.wanted);
   if (!known?.view) return find("job").replaceChildren(...(state.wanted === null ? [] : [make("p", { class: "soft" }, "No job " + state.wanted + " is here.")]));
   const view = known.view;
+  const plot = known.at ? null : sparkline(state.rates.get(view.job) ?? []);
   const facts = [view.state, "generation " + view.generation, ...view.worlds.map((world) => world.world_size + " ranks, " + world.keys + " keys")];
   const over = known.at ? [make("p", { class: "bad" }, "Over since " + known.at.toLocaleTimeString() + "; this is how it was last seen.")] : [];
   find("job").replaceChildren(
-    make("div", { class: "head" }, make("h2", {}, view.job), make("span", { class: "soft" }, facts.join(" · "))),
+    make("div", { class: "head" }, make("h2", {}, view.job), make("span", { class: "soft" }, facts.join(" · ")), plot),
     ...over,
     ...(view.failure ? [make("p", { class: "bad" }, view.failure)] : []),
     ...view.worlds.flatMap((world) => drawWorld(world, view.worlds.length === 1)),
