@@ -188,7 +188,7 @@ function row(member, name) {
     cell("call", "last call", last === null ? null : make("span", { title: last.group + " at " + last.site }, last.collective + " #" + last.seq)),
     cell("lag number", "lag", last === null ? null : String(last.lag)),
     stateCell,
-    reason ? cell("why", "", reason) : make("td", { class: "why", hidden: matchMedia("(max-width: 40rem)").matches ? "" : null }),
+    make("td", { class: "why", "data-label": "" }, reason),
   );
 }
 
@@ -235,7 +235,8 @@ function rest() {
 function sparkline(rates) {
   if (rates.length < 2) return null;
   const top = Math.max(...rates, 1e-9);
-  const points = rates.map((rate, index) => ((index * 118) / (RATES - 1) + 1).toFixed(1) + "," + (23 - (22 * rate) / top).toFixed(1));
+  const left = RATES - rates.length; // The newest is on the right.
+  const points = rates.map((rate, index) => (((left + index) * 118) / (RATES - 1) + 1).toFixed(1) + "," + (23 - (18 * rate) / top).toFixed(1));
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
   line.setAttribute("points", points.join(" "));
