@@ -24,9 +24,10 @@ def cli() -> None:
 @click.option("-n", "--ranks", type=click.IntRange(min=1), required=True, help="Number of ranks to start on this host.")
 @click.option("-m", "--module", is_flag=True, help="TARGET is a module, run as by python -m.")
 @click.option("--job", help="Name of the job; random when not given.")
+@click.option("--page", is_flag=True, help="Print the link to the page that shows the job live.")
 @click.argument("target")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def run(ranks: int, module: bool, job: str | None, target: str, args: tuple[str, ...]) -> NoReturn:
+def run(ranks: int, module: bool, job: str | None, page: bool, target: str, args: tuple[str, ...]) -> NoReturn:
     """Run a Python script on N ranks.
 
     Starts TARGET with ARGS once per rank and ends when all ranks have ended.
@@ -45,6 +46,7 @@ def run(ranks: int, module: bool, job: str | None, target: str, args: tuple[str,
             [sys.executable, *(["-m"] if module else []), target, *args],
             ranks,
             job=job,
+            page=page,
             stdin=subprocess.DEVNULL if sys.stdin is None else None,
         )
     except OSError as error:
@@ -62,15 +64,33 @@ def _leave(signum: int, frame: object) -> NoReturn:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port to listen on; 0 takes a free one.")
 @click.option("--token", envvar="AIODIST_TOKEN", help="Bearer token that clients must give.  [env: AIODIST_TOKEN]")
-def rendezvous(host: str, port: int, token: str | None) -> NoReturn:
-    """Serve the rendezvous until a signal ends it, and print its address."""
+@click.option("--log-json", is_flag=True, help="Write the log as JSON, an object a line.")
+def rendezvous(host: str, port: int, token: str | None, log_json: bool) -> NoReturn:
+    """Serve the rendezvous until a signal ends it.
+
+    The first line of standard output is its address, for AIODIST_RENDEZVOUS; the log goes to standard error. On a terminal the link to
+    the page that shows the jobs is printed too, with the token in it.
+    """
     import asyncio
 
+    _log_to_stderr(log_json)
     try:
         signum = asyncio.run(_serve(host, port, token))
     except (OSError, ValueError) as error:
         raise click.ClickException(f"can not serve on {host} port {port}: {error}") from error
     sys.exit(128 + signum)
+
+
+def _log_to_stderr(as_json: bool) -> None:
+    import logging
+
+    from aiodist.rendezvous.logs import JsonLines
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log = logging.getLogger("aiodist")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
 
 
 async def _serve(host: str, port: int, token: str | None) -> int:
@@ -89,6 +109,8 @@ async def _serve(host: str, port: int, token: str | None) -> int:
         loop.add_signal_handler(signum, end, signum)
     async with RendezvousServer(host=host, port=port, token=token) as server:
         click.echo(server.address)
+        if sys.stderr.isatty():
+            click.echo(f"The jobs live: {server.page_link()}", err=True)
         return await ended
 
 

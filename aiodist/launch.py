@@ -41,6 +41,7 @@ def run_ranks(
     *,
     env: Mapping[str, str] | None = None,
     job: str | None = None,
+    page: bool = False,
     settle: float = SETTLE_SECONDS,
     grace: float = GRACE_SECONDS,
     stdin: int | IO[Any] | None = subprocess.DEVNULL,
@@ -57,6 +58,7 @@ def run_ranks(
         world_size: Number of ranks.
         env: Environment of the ranks, to which the AIODIST_* variables are added; None for this process's.
         job: Name of the job; None for a random one.
+        page: Say the link to the page that shows the job live.
         settle: Seconds the other ranks get after a failure before SIGTERM.
         grace: Seconds from the first signal to SIGKILL.
         stdin: Standard input of rank 0 (None: this process's); the others read from /dev/null.
@@ -80,6 +82,7 @@ def run_ranks(
         world_size,
         env=os.environ if env is None else env,
         job=job or f"run-{secrets.token_hex(4)}",
+        page=page,
         settle=settle,
         grace=grace,
         stdin=stdin,

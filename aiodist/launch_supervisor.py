@@ -42,6 +42,7 @@ class Supervisor:
         *,
         env: Mapping[str, str],
         job: str,
+        page: bool,
         settle: float,
         grace: float,
         stdin: int | IO[Any] | None,
@@ -50,6 +51,7 @@ class Supervisor:
         self._command = list(command)
         self._world_size = world_size
         self._job = job
+        self._page = page
         self._settle = settle
         self._grace = grace
         self._env = dict(env)
@@ -103,6 +105,8 @@ class Supervisor:
 
         server = RendezvousServer(host="127.0.0.1", port=0, token=self._token)
         await server.start()
+        if self._page:
+            self._say(f"the job live: {server.page_link(self._job)}")
         try:
             yield server.address
         finally:

@@ -12,6 +12,7 @@ from test_rendezvous_state import Desk, refused
 from aiodist.local_store import LocalSeat, LocalStore
 from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.messages import Barrier, Cancel, Done, Gather, Get, Leave, Notice, Refused, Set, Values
+from aiodist.rendezvous.views import MeetingView, show_job
 from aiodist.store import Unmet
 
 pytestmark = pytest.mark.timeout(60)
@@ -131,8 +132,10 @@ def test_gathers_are_bounded() -> None:
 def test_people_see_the_gathers_that_wait() -> None:
     desk = _formed(3)
     desk.send(2, Gather(2, "g", [2, 0], b"secret", 5))
-    view = desk.service.describe("X", desk.now)
-    assert view is not None and view["worlds"][0]["gathers"] == [{"name": "g", "waiting": [2], "missing": [0]}]
+    job = desk.service.job("X", desk.now)
+    assert job is not None
+    view = show_job(job, 3)
+    assert view.worlds[0].gathers == [MeetingView("g", [2], [0], 1, 1)]
     assert "secret" not in str(view)
 
 

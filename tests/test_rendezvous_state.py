@@ -37,6 +37,7 @@ from aiodist.rendezvous.messages import (
     encode,
 )
 from aiodist.rendezvous.state import Service
+from aiodist.rendezvous.views import show_job
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -112,7 +113,7 @@ def test_a_rank_that_is_claimed_twice_fails_the_job_for_all_of_it() -> None:
     assert "rank 0 is taken by h:1" in claimant.text and "h:3" in claimant.text and claimant.ranks == [0]
     assert refused(desk.read(1)).text == refused(desk.read(2)).text == claimant.text
     assert refused(desk.join(4, 1, 4)).text == claimant.text  # The fourth came late and is told as well,
-    assert desk.service.describe("X", desk.now) is None
+    assert desk.service.job("X", desk.now) is None
     desk.world(2, first=10)  # and then the name is free.
 
 
@@ -137,7 +138,7 @@ def test_members_that_disagree_on_the_world_size_are_all_told_both() -> None:
 def test_a_join_outside_the_world_is_a_wrong_argument(rank: int | None, size: int) -> None:
     desk = Desk(Limits(members=16))
     assert refused(desk.join(1, rank, size)).code == "argument"
-    assert desk.service.describe("X", desk.now) is None
+    assert desk.service.job("X", desk.now) is None
 
 
 def test_missing_ranks_are_listed_at_the_timeout_to_everyone_who_waits() -> None:
@@ -152,7 +153,7 @@ def test_missing_ranks_are_listed_at_the_timeout_to_everyone_who_waits() -> None
     first, second = refused(desk.read(0)), refused(desk.read(1))
     assert first.ranks == second.ranks == [2, 3]
     assert "ranks 2, 3 of 4 did not join within 5 s" in first.text and "rank 1 is h:1" in first.text
-    assert desk.service.next_deadline() is None and desk.service.describe("X", desk.now) is None
+    assert desk.service.next_deadline() is None and desk.service.job("X", desk.now) is None
 
 
 @pytest.mark.parametrize("way", ["cancel", "hang_up", "leave"])
@@ -244,9 +245,9 @@ def test_the_others_are_told_what_befell_a_member() -> None:
     assert lost == Notice("lost", 1, "its connection ended", {"host": "h", "pid": 1})
     assert failed == Notice("failed", 2, "ValueError: no", {"host": "h", "pid": 2})
     assert isinstance(left, Notice) and (left.kind, left.rank) == ("left", 3)
-    view = desk.service.describe("X", desk.now)
-    assert view is not None
-    assert [member["state"] for member in view["worlds"][0]["members"]] == ["active", "lost", "failed", "left"]
+    job = desk.service.job("X", desk.now)
+    assert job is not None
+    assert [member.state for member in show_job(job, 4).worlds[0].members] == ["active", "lost", "failed", "left"]
 
 
 def test_a_join_cancelled_while_its_world_forms_is_told_to_the_others() -> None:
@@ -377,12 +378,13 @@ def test_no_order_of_requests_breaks_the_machine(history: list[tuple[int, Any]])
             desk.hang_up(conn)
         else:
             desk.send(conn, step)
-            desk.service.describe("X", desk.now)
+            for job in desk.service.jobs(desk.now):
+                show_job(job, 2)
     for conn in range(4):
         desk.hang_up(conn)
     assert desk.service.next_deadline() is None  # Nobody waits,
     desk.sleep(100)
-    assert desk.service.describe("X", desk.now) is desk.service.describe("Y", desk.now) is None  # and nothing is left.
+    assert desk.service.job("X", desk.now) is desk.service.job("Y", desk.now) is None  # and nothing is left.
     desk.world(2)
 
 

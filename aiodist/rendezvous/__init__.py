@@ -6,6 +6,12 @@ The modules are imported by name, because importing this package loads neither a
     job         one job's records: members, keys, barriers, gathers
     state       the state machine over all jobs; no I/O and no clock
     sockets     spellings of addresses, listening, name resolution
+    pulse       heartbeats: who is alive, and where in its work
+    views       what people may see of the jobs, as types
+    logs        events, and their lines of JSON
+    metrics     what is counted, and how it looks to Prometheus
+    openapi     the description of the HTTP API
+    http        the page, the API and metrics over HTTP
     server      `RendezvousServer`, the aiohttp application around the state machine
     link        opening a connection to a server, and telling it from a stranger
     client      `RendezvousClient`

@@ -23,6 +23,7 @@ from aiodist.rendezvous.messages import (
     Add,
     Answer,
     Barrier,
+    Beat,
     Cancel,
     Compare,
     Delete,
@@ -36,6 +37,7 @@ from aiodist.rendezvous.messages import (
     Notice,
     Notices,
     Number,
+    Progress,
     Refused,
     Request,
     Roster,
@@ -46,6 +48,7 @@ from aiodist.rendezvous.messages import (
     decode_answer,
     encode,
 )
+from aiodist.rendezvous.pulse import send_beats
 from aiodist.rendezvous.sockets import check_token, parse_address
 from aiodist.store import Outcome, Unmet
 
@@ -91,6 +94,7 @@ class RendezvousClient:
         token: The server's bearer token, or None where it has none.
         timeout: Seconds that connecting, joining, waiting for a key or for a barrier may take unless the call says otherwise.
         on_notice: Called on the client's loop with what befalls other members; it must not block.
+        progress: Called on the client's loop every second for what people are shown of this member; it must not block.
         member: A random id (8 to 64 characters) by which the server knows this member: a join that is sent again with the same id is
             the same join. Made up if None.
 
@@ -106,6 +110,7 @@ class RendezvousClient:
         token: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         on_notice: Callable[[Notice], None] | None = None,
+        progress: Callable[[], Sequence[Progress]] | None = None,
         member: str | None = None,
     ) -> None:
         if not JOB_NAME.match(job):
@@ -115,6 +120,7 @@ class RendezvousClient:
         self._token = check_token(token)
         self._timeout = _seconds(timeout)
         self._on_notice = on_notice
+        self._progress = progress
         self._member = member or uuid.uuid4().hex
         self._welcome: Welcome | None = None
         self._roster: list[dict[str, Any]] = []
@@ -209,6 +215,7 @@ class RendezvousClient:
         request = Join(self._number(), self._job, self._member, world_size, rank, info, timeout, after)
         formed = await self._ask(request, Formed, timeout)
         self._joined = True
+        self._outbox.put_nowait(Beat())  # Those before it were no member's: this one starts the server's watch.
         return Membership(formed.rank, formed.world_size, formed.generation, tuple(self._roster))
 
     async def leave(self, reason: str | None = None) -> None:
@@ -334,11 +341,13 @@ class RendezvousClient:
                 ready.set_result(welcome)
                 reader = asyncio.create_task(self._read(ws))
                 reader.add_done_callback(lambda _: self._outbox.put_nowait(None))
+                beats = asyncio.create_task(send_beats(self._outbox.put_nowait, self._progress))
                 try:
                     await self._write(ws)
                 finally:
                     reader.cancel()
-                    await asyncio.wait((reader,))
+                    beats.cancel()
+                    await asyncio.wait((reader, beats))
         finally:
             self._ended = self._ended or why
             for future in self._pending.values():

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypedDict
 
 import msgspec
 
@@ -21,13 +21,14 @@ from aiodist.rendezvous.messages import (
     Join,
     Notice,
     Number,
+    Progress,
     Refused,
     Value,
     Values,
 )
 from aiodist.store import Gathers, Met, Unmet
 
-__all__ = ["Failure", "Job", "Limits", "Member", "Ticket", "World", "label", "listed", "name_ranks", "wrong_join"]
+__all__ = ["Failure", "Identity", "Job", "Limits", "Member", "Ticket", "World", "identity", "label", "listed", "name_ranks", "wrong_join"]
 
 Ticket: TypeAlias = tuple[int, int]
 """A request that waits: (connection, request number)."""
@@ -71,6 +72,13 @@ class Limits:
     failed_s: float = 5.0
 
 
+class Identity(TypedDict):
+    """Which process a member is."""
+
+    host: str | None
+    pid: int | None
+
+
 @dataclass(slots=True, eq=False)
 class Member:
     """One process that joined; ``rank`` is -1 until the world has formed, ``fate`` is set when it goes."""
@@ -86,6 +94,9 @@ class Member:
     rank: int = -1
     world: World | None = None
     fate: Notice | None = None
+    stalled: bool = False
+    """Its heartbeats are missing."""
+    progress: list[Progress] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -118,7 +129,8 @@ class World:
         """Fates that the remaining members have not been told yet."""
         self.tell_at = -math.inf
         """When the next of them may be told."""
-        self._nbytes = 0
+        self.nbytes = 0
+        """What the keys and their values hold together."""
         self._limits = limits
 
     @property
@@ -137,12 +149,12 @@ class World:
             return Refused(request_id, "argument", f"the key has more than {limits.key_nbytes} bytes")
         if len(value) > limits.value_nbytes:
             return Refused(request_id, "argument", f"the value of key {key!r} has {len(value)} bytes, the limit is {limits.value_nbytes}")
-        grown = self._nbytes + len(value) - len(self.keys.get(key, b"")) + (0 if key in self.keys else len(key))
+        grown = self.nbytes + len(value) - len(self.keys.get(key, b"")) + (0 if key in self.keys else len(key))
         if grown > limits.keys_nbytes:
             return Refused(request_id, "limit", f"the keys of job {self.job} may hold {limits.keys_nbytes} bytes in all")
         if key not in self.keys and len(self.keys) >= limits.keys:
             return Refused(request_id, "limit", f"job {self.job} may hold {limits.keys} keys")
-        self._nbytes = grown
+        self.nbytes = grown
         self.keys[key] = value
         return Done(request_id)
 
@@ -170,7 +182,7 @@ class World:
         value = self.keys.pop(key, None)
         if value is None:
             return Number(request_id, 0)
-        self._nbytes -= len(key) + len(value)
+        self.nbytes -= len(key) + len(value)
         return Number(request_id, 1)
 
     def enter(self, request: Barrier, rank: int, ticket: Ticket) -> list[Ticket] | Refused | None:
@@ -212,6 +224,12 @@ class World:
         answers += [(ticket, _refusal(ticket, unmet)) for ticket, unmet in self.gathers.leave(member.rank, fate).items()]
         return answers
 
+    def late(self, name: str, after: str) -> tuple[str, tuple[int, ...]]:
+        """What those in a barrier are told at the timeout, and the ranks that are missing."""
+        missing = self.missing(name)
+        who = listed([f"rank {m.rank} ({m.label}{', stalled' if m.stalled else ''})" for m in missing])
+        return f"barrier {name!r} of job {self.job} timed out after {after}: waiting for {who}", tuple(m.rank for m in missing)
+
     def withdraw(self, ticket: Ticket, name: str) -> None:
         """Take a waiting request out of a gather, a barrier or a key's queue."""
         self.gathers.withdraw(ticket)
@@ -229,30 +247,6 @@ class World:
     def missing(self, name: str) -> list[Member]:
         """Who has not entered a barrier."""
         return [member for member in self.members if member.rank not in self.barriers.get(name, {})]
-
-    def view(self) -> dict[str, Any]:
-        """What people may see of the world: never a value."""
-        members = [
-            {
-                "rank": m.rank,
-                "state": "active" if m.fate is None else m.fate.kind,
-                "reason": m.fate.reason if m.fate else None,
-                "info": m.info,
-            }
-            for m in self.members
-        ]
-        barriers = [
-            {"name": name, "waiting": sorted(waiting), "missing": [m.rank for m in self.missing(name)]}
-            for name, waiting in self.barriers.items()
-        ]
-        return {
-            "generation": self.generation,
-            "world_size": self.size,
-            "members": members,
-            "barriers": barriers,
-            "gathers": self.gathers.view(),
-            "keys": len(self.keys),
-        }
 
     def broken(self, request_id: int, name: str, gone: Sequence[Member]) -> Refused:
         """What those in a barrier are told when members can not come any more."""
@@ -318,19 +312,6 @@ class Job:
             member.rank = next(free) if member.wanted is None else member.wanted
         return sorted(members, key=lambda member: member.rank)
 
-    def view(self) -> dict[str, Any]:
-        """What people may see of the job: never a value."""
-        state = "formed" if self.worlds else "forming" if self.forming else "failed" if self.failure else "ended"
-        forming = [{"rank": m.wanted, "world_size": m.world_size, "info": m.info} for m in self.forming.values()]
-        return {
-            "job": self.name,
-            "state": state,
-            "generation": self.generation,
-            "failure": self.failure.text if self.failure else None,
-            "forming": {"members": forming, "missing": self.missing()},
-            "worlds": [world.view() for world in self.worlds.values()],
-        }
-
 
 def wrong_join(request: Join, limits: Limits) -> str | None:
     """Say what is wrong with a join by itself."""
@@ -345,6 +326,12 @@ def wrong_join(request: Join, limits: Limits) -> str | None:
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
         return "the info can not be written as JSON"
     return f"the info has {nbytes} bytes as JSON, the limit is {limits.info_nbytes}" if nbytes > limits.info_nbytes else None
+
+
+def identity(info: dict[str, Any]) -> Identity:
+    """What a member said of its place, where that is of the kind that is expected: the info is free to its sender."""
+    host, pid = info.get("host"), info.get("pid")
+    return {"host": host[:255] if isinstance(host, str) else None, "pid": pid if type(pid) is int else None}
 
 
 def label(info: dict[str, Any]) -> str:

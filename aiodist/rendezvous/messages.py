@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 __all__ = [
+    "BEAT_PROGRESS",
     "JOB_NAME",
     "MARK_HEADER",
     "MEMBERS_PATH",
@@ -20,9 +21,11 @@ __all__ = [
     "Add",
     "Answer",
     "Barrier",
+    "Beat",
     "Cancel",
     "Compare",
     "Count",
+    "Count64",
     "Delete",
     "Done",
     "Formed",
@@ -37,6 +40,7 @@ __all__ = [
     "Notice",
     "Notices",
     "Number",
+    "Progress",
     "Refused",
     "Request",
     "RequestId",
@@ -51,16 +55,19 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 MEMBERS_PATH: Final = "/api/v1/members"
 MARK_HEADER: Final = "X-Aiodist-Rendezvous"
 """Stands in every HTTP answer of our server, so that its refusals are told from a stranger's."""
+BEAT_PROGRESS: Final = 8
+"""Groups that a heartbeat tells of at most."""
 JOB_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,127}\Z")
 """What a job may be called: it stands in addresses and log lines."""
 
 RequestId: TypeAlias = Annotated[int, Meta(ge=1, lt=2**53)]
 Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
+Count64: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096)]
 
@@ -160,6 +167,28 @@ class Gather(_Message, frozen=True):
     timeout: Seconds
 
 
+class Progress(msgspec.Struct, frozen=True):
+    """Where a member is in a group.
+
+    Attributes:
+        group: The group's name.
+        seq: Number of the latest call, from 0.
+        collective: Its name.
+        site: The line that made it, ``file:line``.
+    """
+
+    group: Annotated[str, Meta(max_length=256)]
+    seq: Count64
+    collective: Annotated[str, Meta(max_length=64)]
+    site: Annotated[str, Meta(max_length=512)]
+
+
+class Beat(_Message, frozen=True):
+    """A heartbeat, every second; not answered."""
+
+    progress: Annotated[list[Progress], Meta(max_length=BEAT_PROGRESS)] = []
+
+
 class Leave(_Message, frozen=True):
     """Say goodbye; a reason makes it a failure that every other member is told."""
 
@@ -173,7 +202,7 @@ class Cancel(_Message, frozen=True):
     id: RequestId
 
 
-Request: TypeAlias = Hello | Join | Set | Get | Add | Compare | Delete | Barrier | Gather | Leave | Cancel
+Request: TypeAlias = Hello | Join | Set | Get | Add | Compare | Delete | Barrier | Gather | Leave | Cancel | Beat
 
 
 class Welcome(_Message, frozen=True):

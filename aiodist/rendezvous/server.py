@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import itertools
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
+from urllib.parse import quote, urlencode
 
-import msgspec
 from aiohttp import WSMsgType, web
 
+from aiodist.rendezvous.http import HttpApi, http_log, json_answer
 from aiodist.rendezvous.job import Limits
+from aiodist.rendezvous.logs import log_event
 from aiodist.rendezvous.messages import (
-    MARK_HEADER,
     MEMBERS_PATH,
     PROTOCOL_VERSION,
     Answer,
@@ -28,6 +28,8 @@ from aiodist.rendezvous.messages import (
     decode_request,
     encode,
 )
+from aiodist.rendezvous.metrics import Metrics, Open
+from aiodist.rendezvous.openapi import ErrorBody
 from aiodist.rendezvous.sockets import Address, check_token, is_loopback, keep_alive, listen
 from aiodist.rendezvous.state import Delivery, Service
 
@@ -37,8 +39,9 @@ _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
 _HELLO_S: Final = 10.0
 _CLOSE_S: Final = 1.0
 _ENVELOPE_NBYTES: Final = 1 << 17
+_BODY_NBYTES: Final = 1 << 16
+_LINE_NBYTES: Final = 1 << 15
 
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _log = logging.getLogger("aiodist.rendezvous")
 
 
@@ -48,6 +51,7 @@ class _Connection:
     def __init__(self, number: int, request: web.Request, ws: web.WebSocketResponse, max_nbytes: int) -> None:
         self.number = number
         self.ws = ws
+        self.open: Open = {}
         self._request = request
         self._max_nbytes = max_nbytes
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -77,13 +81,14 @@ class _Connection:
 class RendezvousServer:
     """Serves many jobs on one port, in the event loop it is started on.
 
-    Members hold a WebSocket at ``/api/v1/members``. People and tools read ``/healthz`` (no token needed) and
-    ``/api/v1/jobs/{job}``. Nothing survives the end of the server, and members do not reconnect.
+    Members hold a WebSocket at ``/api/v1/members``. People look at the page at ``/``; tools read ``/healthz``, ``/metrics`` and the API
+    that ``/api/v1/openapi.json`` describes. What happens is logged to ``aiodist.rendezvous``, with fields. Nothing survives the end of the
+    server, and members do not reconnect.
 
     Args:
         host: The name or address to listen on. Outside the loopback interface it needs a token.
         port: The port; 0 lets the kernel choose one, which `address` then tells.
-        token: The bearer token that everything but ``/healthz`` asks for.
+        token: The bearer token that everything but ``/healthz`` and the empty page asks for.
         insecure: Listen outside the loopback interface without a token all the same.
         limits: What the server holds at most.
 
@@ -101,6 +106,8 @@ class RendezvousServer:
         self._service = Service(limits)
         self._limits = self._service.limits
         self._connections: dict[int, _Connection] = {}
+        self._metrics = Metrics()
+        self._http = HttpApi(self._service, self._metrics, self._token, lambda: len(self._connections))
         self._numbers = itertools.count(1)
         self._runner: web.AppRunner | None = None
         self._owner: asyncio.Task[None] | None = None
@@ -119,6 +126,15 @@ class RendezvousServer:
         if self._address is None:
             raise RuntimeError("the rendezvous server has no address before it is started")
         return str(self._address)
+
+    def page_link(self, job: str | None = None) -> str:
+        """Return the link to the page, on a job if one is named. It carries the token, in the part that browsers do not send.
+
+        Raises:
+            RuntimeError: the server was not started.
+        """
+        fragment = urlencode({name: value for name, value in (("token", self._token), ("job", job)) if value}, quote_via=quote)
+        return f"{self.address}/" + (f"#{fragment}" if fragment else "")
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -140,7 +156,11 @@ class RendezvousServer:
         if not (is_loopback(sock) or self._token or self._insecure):
             sock.close()
             raise ValueError(f"listening on {self._host} lets other hosts in: give a token, or say insecure")
-        self._runner = web.AppRunner(self._app(), handle_signals=False, access_log=None, shutdown_timeout=_CLOSE_S)
+        if is_loopback(sock):
+            self._http.own_names = frozenset({"localhost", self._host.lower(), socket.gethostname().lower()})
+        self._runner = web.AppRunner(
+            self._app(), handle_signals=False, access_log=None, logger=http_log(), max_line_size=_LINE_NBYTES, shutdown_timeout=_CLOSE_S
+        )
         try:
             await self._runner.setup()
             await web.SockSite(self._runner, sock, backlog=1024).start()
@@ -171,43 +191,22 @@ class RendezvousServer:
             await runner.cleanup()
 
     def _app(self) -> web.Application:
-        app = web.Application(middlewares=[self._guard])
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/api/v1/jobs/{job}", self._show_job)
-        app.router.add_get(MEMBERS_PATH, self._serve_member)
-        app.on_response_prepare.append(_mark)
+        app = web.Application(middlewares=[self._http.guard], client_max_size=_BODY_NBYTES)
+        self._http.install(app)
+        app.router.add_get(MEMBERS_PATH, self._serve_member, allow_head=False)
         app.on_shutdown.append(self._close_connections)
         return app
-
-    # -- HTTP --------------------------------------------------------------------------------------------------------------------
-
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        if self._token is not None and request.path != "/healthz":
-            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
-                _log.warning("refused a request from %s: wrong or missing token", request.remote)
-                return _json({"error": "the bearer token is wrong or missing"}, 401, {"WWW-Authenticate": "Bearer"})
-        return await handler(request)
-
-    async def _healthz(self, request: web.Request) -> web.Response:
-        return _json({"status": "ok", "service": "aiodist-rendezvous", "protocol": PROTOCOL_VERSION})
-
-    async def _show_job(self, request: web.Request) -> web.Response:
-        name = request.match_info["job"]
-        view = self._service.describe(name, asyncio.get_running_loop().time())
-        return _json({"error": f"no job {name[:128]!r} is known"}, 404) if view is None else _json(view)
 
     # -- members -----------------------------------------------------------------------------------------------------------------
 
     async def _serve_member(self, request: web.Request) -> web.StreamResponse:
         if "Origin" in request.headers:
-            return _json({"error": "this is for members, not for pages in a browser"}, 403)
+            return json_answer(ErrorBody("this is for members, not for pages in a browser"), 403)
         if self._closing or len(self._connections) >= self._limits.connections:
-            return _json({"error": f"the rendezvous holds {self._limits.connections} connections and takes no more"}, 503)
+            return json_answer(ErrorBody(f"the rendezvous holds {self._limits.connections} connections and takes no more"), 503)
         ws = web.WebSocketResponse(timeout=_CLOSE_S, compress=False, max_msg_size=self._limits.value_nbytes + _ENVELOPE_NBYTES)
         if not ws.can_prepare(request):
-            return _json({"error": "members speak WebSocket here"}, 426, {"Upgrade": "websocket"})
+            return json_answer(ErrorBody("members speak WebSocket here"), 426, {"Upgrade": "websocket"})
         await ws.prepare(request)
         keep_alive(ws.get_extra_info("socket"))
         connection = _Connection(next(self._numbers), request, ws, self._limits.outgoing_nbytes)
@@ -243,14 +242,18 @@ class RendezvousServer:
                     raise MalformedMessageError("a text frame; messages are binary")
                 request = decode_request(frame.data)
             except MalformedMessageError as error:
+                self._metrics.refused["message"] += 1
                 connection.post(encode(Refused(0, "malformed", f"that is no message of protocol {PROTOCOL_VERSION}: {error}")))
                 return f"it sent what is no message: {error}"
             if greeted:
-                self._deliver(self._service.handle(connection.number, request, asyncio.get_running_loop().time()))
+                now = asyncio.get_running_loop().time()
+                self._metrics.arrived(connection.open, request, now)
+                self._deliver(self._service.handle(connection.number, request, now))
                 continue
             refusal = _check_hello(request)
             connection.post(encode(refusal or welcome))
             if refusal is not None:
+                self._metrics.refused["hello"] += 1
                 return refusal.text
             greeted = True
 
@@ -258,12 +261,17 @@ class RendezvousServer:
         """Queue messages for their connections; the same message for many of them is encoded once."""
         last: Answer | None = None
         frame = b""
+        now = asyncio.get_running_loop().time()
         for conn, message in deliveries:
             if message is not last:
                 last, frame = message, encode(message)
             connection = self._connections.get(conn)
             if connection is not None:
+                self._metrics.answered(connection.open, message, now)
                 connection.post(frame)
+        for event in self._service.take_events():
+            self._metrics.events[event.event] += 1
+            log_event(_log, event)
         self._set_timer()
 
     def _set_timer(self) -> None:
@@ -283,14 +291,6 @@ class RendezvousServer:
     async def _close_connections(self, app: web.Application) -> None:
         closing = [connection.ws.close(code=1001, message=b"the rendezvous is closed") for connection in self._connections.values()]
         await asyncio.gather(*closing, return_exceptions=True)
-
-
-async def _mark(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers[MARK_HEADER] = str(PROTOCOL_VERSION)
-
-
-def _json(content: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(body=msgspec.json.encode(content), status=status, headers=headers, content_type="application/json")
 
 
 def _check_hello(request: object) -> Refused | None:

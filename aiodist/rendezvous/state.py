@@ -10,13 +10,17 @@ Generations share nothing: a world's keys, barriers and gathers go with its last
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, NamedTuple
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple
 
-from aiodist.rendezvous.job import Failure, Job, Limits, Member, Ticket, World, listed, name_ranks, wrong_join
+from aiodist.rendezvous.job import Failure, Job, Limits, Member, Ticket, World, identity, listed, name_ranks, wrong_join
+from aiodist.rendezvous.logs import Event
 from aiodist.rendezvous.messages import (
     Add,
     Answer,
     Barrier,
+    Beat,
     Cancel,
     Compare,
     Delete,
@@ -35,10 +39,10 @@ from aiodist.rendezvous.messages import (
     Set,
     Value,
 )
+from aiodist.rendezvous.pulse import Pulses
 from aiodist.rendezvous.waits import Wait, Waits
 
 __all__ = ["Delivery", "Service"]
-
 
 _TOGETHER_S: Final = 0.05
 """A thousand members that leave one by one would otherwise cost half a million messages."""
@@ -62,6 +66,8 @@ class Service:
         self._waits = Waits()
         self._untold: dict[World, None] = {}
         self._out: list[Delivery] = []
+        self._events: list[Event] = []
+        self._pulses = Pulses()
 
     # -- what the driver calls ---------------------------------------------------------------------------------------------------
 
@@ -71,6 +77,8 @@ class Service:
         match request:
             case Hello():
                 self._refuse(conn, 0, "state", "the connection said hello already")
+            case Beat():
+                self._beat(member, request, now)
             case Cancel():
                 self._cancel(conn, request.id, now)
             case _ if self._waits.get((conn, request.id)) is not None:
@@ -100,6 +108,8 @@ class Service:
         """End the waits whose time is over."""
         for wait in self._waits.due(now):
             self._late(wait, now)
+        for member in self._pulses.due(now):
+            self._note("stalled", member, "its heartbeats are missing")
         for world in [world for world in self._untold if world.tell_at <= now]:
             self._tell(world, now)
         return self._flush()
@@ -107,13 +117,26 @@ class Service:
     def next_deadline(self) -> float | None:
         """When `expire` has something to do, unless something else happens first."""
         deadlines = [world.tell_at for world in self._untold]
-        waits = self._waits.next_deadline()
-        return min(deadlines if waits is None else [*deadlines, waits], default=None)
+        others = (self._waits.next_deadline(), self._pulses.next_deadline())
+        return min([*deadlines, *(deadline for deadline in others if deadline is not None)], default=None)
 
-    def describe(self, name: str, now: float) -> dict[str, Any] | None:
-        """What people may see of a job, or None where it is unknown."""
+    def job(self, name: str, now: float) -> Job | None:
+        """A job's records, or None where it is unknown."""
         job = self._jobs.get(name)
-        return None if job is None or job.lapse(now) else job.view()
+        return None if job is None or job.lapse(now) else job
+
+    def jobs(self, now: float) -> Iterator[Job]:
+        """All jobs' records."""
+        return (job for job in self._jobs.values() if not job.lapse(now))
+
+    def waits(self) -> Counter[str]:
+        """How many requests wait, by kind."""
+        return Counter(wait.kind for wait in self._waits)
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call."""
+        events, self._events = self._events, []
+        return events
 
     # -- joining -----------------------------------------------------------------------------------------------------------------
 
@@ -138,6 +161,7 @@ class Service:
         closed = self._closed(job, request, now)
         if closed is not None:
             self._out.append(Delivery(conn, closed))
+            self._events.append(Event("refused", job.name, job.generation, request.rank, **identity(request.info), reason=closed.text))
         else:
             self._admit(job, conn, request, now)
 
@@ -175,6 +199,7 @@ class Service:
         holder = member if member.wanted is None else job.claims[member.wanted]
         self._members[conn] = member
         self._by_id[job.name, member.id] = member
+        self._note("joined", member)
         self._wait(member, request.id, "join", job.name, request.timeout, now)
         if first.world_size != member.world_size:
             sizes = f"world size {first.world_size} ({first.label}) and {member.world_size} ({member.label})"
@@ -194,6 +219,7 @@ class Service:
         for member in members:
             member.world = world
             self._waits.end((member.conn, member.request))
+        self._events.append(Event("formed", job.name, job.generation, reason=f"{world.size} ranks"))
         roster = Roster([member.info for member in members])
         for member in members:
             self._greet(member, world, roster)
@@ -223,6 +249,7 @@ class Service:
         owed = max(member.world_size for member in members) - len(members)
         if remember and owed > 0:
             job.failure = Failure(text, ranks, owed, now + self.limits.failed_s)
+        self._events.append(Event("unformed", job.name, job.generation, reason=text))
         for member in members:
             self._forget(member)
             self._waits.end((member.conn, member.request))
@@ -244,8 +271,10 @@ class Service:
         job, world = self._jobs[member.job], member.world
         if world is None:
             job.withdraw(member)
+            self._note("withdrew", member, reason)
         else:
             member.fate = Notice(kind, member.rank, "it said goodbye" if kind == "left" else reason, member.info)
+            self._note(kind, member, member.fate.reason)
             world.untold.append(member.fate)
             if now >= world.tell_at:
                 self._tell(world, now)
@@ -266,7 +295,16 @@ class Service:
         notices, world.untold, world.tell_at = Notices(world.untold), [], now + _TOGETHER_S
         self._out.extend(Delivery(member.conn, notices) for member in world.active())
 
+    def _note(self, event: str, member: Member, reason: str | None = None) -> None:
+        rank, generation = (member.wanted, 0) if member.world is None else (member.rank, member.world.generation)
+        self._events.append(Event(event, member.job, generation, rank, **identity(member.info), reason=reason))
+
+    def _beat(self, member: Member | None, request: Beat, now: float) -> None:
+        if member is not None and self._pulses.beat(member, request.progress, now):
+            self._note("resumed", member)
+
     def _forget(self, member: Member) -> None:
+        self._pulses.drop(member)
         del self._members[member.conn]
         del self._by_id[member.job, member.id]
 
@@ -360,10 +398,7 @@ class Service:
             unmet = world.gathers.late(wait.ticket, wait.timeout)
             self._end_wait(wait, unmet.code, unmet.text, unmet.ranks)
         else:
-            missing_members = world.missing(wait.name)
-            who = listed([f"rank {member.rank} ({member.label})" for member in missing_members])
-            text = f"barrier {wait.name!r} of job {job.name} timed out after {after}: waiting for {who}"
-            self._end_wait(wait, "timeout", text, tuple(member.rank for member in missing_members))
+            self._end_wait(wait, "timeout", *world.late(wait.name, after))
 
     def _refuse(self, conn: int, request_id: int, code: str, text: str, ranks: tuple[int, ...] = ()) -> None:
         self._out.append(Delivery(conn, Refused(request_id, code, text, list(ranks))))
