@@ -24,6 +24,7 @@ from aiodist.group import DRAIN_SECONDS, Group
 from aiodist.local_store import LocalSeat, LocalStore
 from aiodist.membership import Founder
 from aiodist.ops.checks import check_timeout
+from aiodist.progress import Reporter
 
 if TYPE_CHECKING:  # loaded when a world has peers: a world of one needs no HTTP
     from aiodist.rendezvous.client import Membership, Notice, RendezvousClient
@@ -258,6 +259,7 @@ class _Forming:
         self._notice: Notice | None = None
         self._server: socket.socket | None = None
         self._client: RendezvousClient | None = None
+        self._reporter = Reporter()
 
     async def form(self) -> Group:
         from aiodist.rendezvous.store import ControlStore
@@ -282,8 +284,8 @@ class _Forming:
 
         assert self._client is not None  # _meet() made it
         processes = [process for process, _ in attachment.members]
-        world = f"job {place.job} {membership.generation}"
-        return Group(
+        founder = Founder(ControlStore(control, self._client), membership.rank, processes, f"job {place.job} {membership.generation}")
+        world = Group(
             "world",
             _channel_id(place.job, membership.generation, "world"),
             membership.rank,
@@ -291,9 +293,11 @@ class _Forming:
             offset,
             attachment.members,
             place.timeout,
-            founder=Founder(ControlStore(control, self._client), membership.rank, processes, world),
+            founder=founder,
             on_close=on_close,
         )
+        self._reporter.watch(world, founder)
+        return world
 
     async def _meet(self) -> tuple[Membership, attach.Attachment, int]:
         from aiodist.rendezvous.client import RendezvousClient
@@ -302,7 +306,12 @@ class _Forming:
         assert place.rendezvous is not None  # _open() looked
         self._server, name = attach.listen()
         self._client = client = RendezvousClient(
-            place.rendezvous, job=place.job, token=place.token, timeout=place.timeout, on_notice=self._on_notice
+            place.rendezvous,
+            job=place.job,
+            token=place.token,
+            timeout=place.timeout,
+            on_notice=self._on_notice,
+            progress=self._reporter,
         )
         try:
             await client.connect()

@@ -90,6 +90,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     Engine& engine() const noexcept { return *engine_; }
     const Tuning& tuning() const noexcept { return options_.tuning; }
     FailurePtr failure() const;
+    /// The latest call in the order, as this rank made it.
+    struct Latest {
+        std::uint64_t seq = 0;
+        Collective collective = Collective::none;
+        std::uint32_t site = 0;
+    };
+    std::optional<Latest> latest() const;
     bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }  // pairs with close()
     /// The rank of a member of this process that has yet to make call `seq` and whose calls come from the present
     /// thread, if there is one: blocking this thread would block it too.
@@ -214,6 +221,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     mutable std::mutex issue_mutex_;  // next_seq_, unposted_, new_messages_, unmatched_, draining_, channels_,
                                       // failure_
     std::uint64_t next_seq_ = 0;
+    Latest latest_;  // where next_seq_ is not 0
     RequestQueue unposted_;
     std::atomic<std::uint32_t> unposted_count_{0};
     RequestQueue new_messages_;  // sends and receives that messages_ has not seen

@@ -28,12 +28,18 @@ RequestRef Communicator::start(Call&& call, Clock::duration timeout) {
             new_message_count_.fetch_add(1, std::memory_order_relaxed);  // under the mutex; see move_messages()
         } else {
             request->seq = next_seq_++;
+            latest_ = {request->seq, request->call.collective, request->call.site};
             unposted_.push(request);
             unposted_count_.fetch_add(1, std::memory_order_relaxed);  // under the mutex; see post()
         }
     }
     progress();
     return request;
+}
+
+std::optional<Communicator::Latest> Communicator::latest() const {
+    const std::lock_guard lock(issue_mutex_);
+    return next_seq_ == 0 ? std::nullopt : std::optional(latest_);
 }
 
 RequestRef Communicator::drained() {

@@ -267,6 +267,22 @@ PyObject* group_adopt(PyObject* self, PyObject* channel) {
     Py_RETURN_NONE;
 }
 
+/// _latest(): (seq, collective, "file:line") of the latest call in the order, or None.
+PyObject* group_latest(PyObject* self, PyObject*) {
+    if (!usable(as_group(self))) {
+        return nullptr;
+    }
+    const Communicator& communicator = communicator_of(self);
+    const auto latest = communicator.latest();
+    if (!latest) {
+        Py_RETURN_NONE;
+    }
+    constexpr std::string_view kAt = " at ";
+    const std::string site = communicator.engine().site_text(*communicator.engine().self(), latest->site);
+    return Py_BuildValue("(Kss)", static_cast<unsigned long long>(latest->seq), name(latest->collective),
+                         site.empty() ? "" : site.c_str() + kAt.size());
+}
+
 /// _drained(): a future of the moment at which all calls made so far are over.
 PyObject* group_drained(PyObject* self, PyObject*) {
     if (!usable(as_group(self))) {
@@ -328,6 +344,7 @@ PyMethodDef methods[] = {
     {"_refuse", group_refuse, METH_VARARGS, nullptr},
     {"_abort", group_abort, METH_O, nullptr},
     {"_adopt", group_adopt, METH_O, nullptr},
+    {"_latest", group_latest, METH_NOARGS, nullptr},
     {"_drained", group_drained, METH_NOARGS, nullptr},
     {"_close", group_close, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
