@@ -62,18 +62,19 @@ def _leave(signum: int, frame: object) -> NoReturn:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port to listen on; 0 takes a free one.")
 @click.option("--token", envvar="AIODIST_TOKEN", help="Bearer token that clients must give.  [env: AIODIST_TOKEN]")
-def rendezvous(host: str, port: int, token: str | None) -> NoReturn:
+@click.option("--state", type=click.Path(file_okay=False), help="Directory that keeps the jobs, so that a restart goes on with them.")
+def rendezvous(host: str, port: int, token: str | None, state: str | None) -> NoReturn:
     """Serve the rendezvous until a signal ends it, and print its address."""
     import asyncio
 
     try:
-        signum = asyncio.run(_serve(host, port, token))
+        signum = asyncio.run(_serve(host, port, token, state))
     except (OSError, ValueError) as error:
         raise click.ClickException(f"can not serve on {host} port {port}: {error}") from error
     sys.exit(128 + signum)
 
 
-async def _serve(host: str, port: int, token: str | None) -> int:
+async def _serve(host: str, port: int, token: str | None, state: str | None) -> int:
     import asyncio
 
     from aiodist.rendezvous.server import RendezvousServer
@@ -87,8 +88,12 @@ async def _serve(host: str, port: int, token: str | None) -> int:
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, end, signum)
-    async with RendezvousServer(host=host, port=port, token=token) as server:
+    async with RendezvousServer(host=host, port=port, token=token, state=state) as server:
         click.echo(server.address)
+        failed = asyncio.create_task(server.wait())
+        await asyncio.wait((ended, failed), return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            failed.result()  # its state could not be written
         return await ended
 
 

@@ -3,8 +3,13 @@
 The modules are imported by name, because importing this package loads neither aiohttp nor an event loop:
 
     messages    what travels between a member and the server
+    told        answers that are kept until their member has them
     job         one job's records: members, keys, barriers, gathers
+    waits       what waits: requests, and members that are away
+    records     what is written down of worlds, and worlds made of it
+    calls       keys, barriers and gathers of all worlds
     state       the state machine over all jobs; no I/O and no clock
+    journal     the file that holds what is written down
     sockets     spellings of addresses, listening, name resolution
     server      `RendezvousServer`, the aiohttp application around the state machine
     link        opening a connection to a server, and telling it from a stranger
