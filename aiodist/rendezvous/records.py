@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from aiodist.rendezvous.job import AWAY, Limits, Member, World
+from aiodist.rendezvous.job import AWAY, Job, Limits, Member, World
 from aiodist.rendezvous.messages import Done, Notice, Number, Value, Values, decode_answer, encode
 from aiodist.rendezvous.told import Result, Told
 
@@ -114,9 +114,9 @@ class Changes:
         """Its job has ended well by it."""
         self._add("INSERT OR REPLACE INTO ended VALUES (?, ?)", world.job, world.generation)
 
-    def forgotten(self, job: str) -> None:
-        """Nothing is left of a job."""
-        self._add("DELETE FROM ended WHERE job = ?", job)
+    def ended_long_ago(self, job: Job) -> None:
+        """That the job has ended is not remembered any more."""
+        self._add("DELETE FROM ended WHERE job = ?", job.name)
 
     def _add(self, statement: str, *values: Any) -> None:
         if self._kept:

@@ -131,7 +131,7 @@ class Service:
     def describe(self, name: str, now: float) -> dict[str, Any] | None:
         """What people may see of a job, or None where it is unknown."""
         job = self._jobs.get(name)
-        return None if job is None or job.lapse(now) else job.view()
+        return None if job is None or self._lapse(job, now) else job.view()
 
     # -- joining -----------------------------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class Service:
     def _job(self, name: str, now: float) -> Job | None:
         job = self._jobs.get(name)
         if job is not None:
-            job.lapse(now)
+            self._lapse(job, now)
             return job
         if len(self._jobs) >= self.limits.jobs:
             for other in list(self._jobs):
@@ -334,9 +334,15 @@ class Service:
 
     def _drop_if_empty(self, name: str, now: float) -> None:
         job = self._jobs.get(name)
-        if job is not None and job.lapse(now):
+        if job is not None and self._lapse(job, now):
             del self._jobs[name]
-            self.changes.forgotten(name)
+
+    def _lapse(self, job: Job, now: float) -> bool:
+        ended = job.ended
+        nothing_left = job.lapse(now)
+        if ended is not None and job.ended is None:
+            self.changes.ended_long_ago(job)
+        return nothing_left
 
     def _cancel(self, conn: int, request_id: int, now: float) -> None:
         member = self._members.get(conn)

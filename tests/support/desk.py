@@ -1,7 +1,8 @@
-"""A rendezvous service without sockets, whose clock the test turns."""
+"""A rendezvous service without sockets, whose clock the test turns, and which may be made again of what it has written down."""
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Any
 
 from aiodist.rendezvous.job import Limits
@@ -21,6 +22,7 @@ from aiodist.rendezvous.messages import (
     decode_answer,
     encode,
 )
+from aiodist.rendezvous.records import SCHEMA, revive
 from aiodist.rendezvous.state import Service
 
 
@@ -28,8 +30,11 @@ class Desk:
     """A service with a clock that the test turns, and what each connection was sent since it was last looked at."""
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self.service = Service(limits)
+        self.service = Service(limits, journalled=True)
         self.now = 1000.0
+        self._database = sqlite3.connect(":memory:")
+        for statement in SCHEMA:
+            self._database.execute(statement)
         self._inbox: dict[int, list[Answer | Notice]] = {}
 
     def send(self, conn: int, request: Request) -> None:
@@ -47,6 +52,10 @@ class Desk:
         seen = [answer.id for answer in answers if isinstance(answer, Done | Number | Value | Values)]
         self.send(conn, Seen(seen))  # so that a number may be used again
         return answers
+
+    def peek(self, conn: int) -> list[Any]:
+        """Read without saying so to the service."""
+        return self._inbox.pop(conn, [])
 
     def join(
         self, conn: int, rank: int | None = None, size: int = 2, *, job: str = "X", timeout: float = 5, after: int = 0, member: str = ""
@@ -66,7 +75,23 @@ class Desk:
         (answer,) = self.read(conn)
         return answer
 
+    def restart(self) -> None:
+        """Go on with another service that knows what this one has written down, and no connection."""
+        limits = self.service.limits
+        self.service = Service(limits, journalled=True)
+        self.service.restore(revive(self._database.execute, limits), self.now)
+
+    def rows(self) -> int:
+        """How much is written down."""
+        tables = ("members", "keys", "results", "answers", "ended")
+        return sum(self._database.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables)
+
+    def close(self) -> None:
+        self._database.close()
+
     def _sort(self, deliveries: list[Any]) -> None:
+        for statement, values in self.service.changes.take():
+            self._database.execute(statement, values)
         for conn, message in deliveries:
             answer = decode_answer(encode(message))
             self._inbox.setdefault(conn, []).extend(answer.notices if isinstance(answer, Notices) else [answer])
