@@ -55,6 +55,32 @@ async def main():
 asyncio.run(main())
 """
 
+HOST = """
+import asyncio, sys
+import aiodist
+from aiodist.rendezvous.server import RendezvousServer
+
+async def rank(address, number):
+    async with aiodist.init(rendezvous=address, rank=number, world_size=3, job="J", token="a-token", timeout=60) as world:
+        if number == 0:
+            await world.barrier()
+            return
+        group = await world.new_group([1, 2])
+        await world.barrier()
+        print("alone", flush=True)
+        sys.stdin.readline()
+        for turn in range(200):
+            assert float(await group.all_reduce(1.0 * number + turn)) == 3.0 + 2 * turn
+    print("right", flush=True)
+
+async def host():
+    async with RendezvousServer(token="a-token") as server:
+        print(server.address, flush=True)
+        await rank(server.address, 0)
+
+asyncio.run(rank(sys.argv[1], int(sys.argv[2])) if len(sys.argv) > 1 else host())
+"""
+
 
 class Rank:
     """A process of a world of three that runs all_reduces until the stop file is there, and then asks for a group of ranks 0 and 1."""
@@ -202,3 +228,28 @@ async def test_nothing_is_lost_or_doubled_under_load_while_the_server_is_killed_
         assert await members[4].get("swaps") == b"%d" % rounds
         await asyncio.gather(*(one.leave() for one in members))
         await asyncio.gather(*(one.aclose() for one in members))
+
+
+async def test_the_end_of_a_rank_that_hosts_the_server_harms_nobody() -> None:
+    pipe = asyncio.subprocess.PIPE
+
+    async def start(*arguments: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-W", "error", "-c", HOST, *arguments, stdin=pipe, stdout=pipe, stderr=pipe
+        )
+
+    host = await start()
+    assert host.stdout is not None
+    address = (await host.stdout.readline()).decode().strip()
+    others = [await start(address, str(rank)) for rank in (1, 2)]
+    try:
+        assert await asyncio.wait_for(host.communicate(), 60) == (b"", b"")
+        assert host.returncode == 0
+        ends = await asyncio.gather(*(asyncio.wait_for(other.communicate(b"go on\n"), 60) for other in others))
+        assert ends == [(b"alone\nright\n", b"")] * 2
+        assert [other.returncode for other in others] == [0, 0]
+    finally:
+        for process in (host, *others):
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from support.rendezvous import TOKEN, Notices, client, info
 from support.service import Road, road_to
 
 from aiodist.errors import RendezvousError
+from aiodist.rendezvous import talk
 from aiodist.rendezvous.client import RendezvousClient
 from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.server import RendezvousServer
@@ -225,3 +226,22 @@ async def test_names_of_keys_and_broadcasts() -> None:
         assert list(values) == [b"from one", b"from one"]
         with pytest.raises(ValueError, match="rank 2 is not between 0 and 1"):
             await scene.near.broadcast("v", b"", root=2)
+
+
+async def test_calls_wait_for_a_lost_connection_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talk, "_DOWN_S", 1.0)
+    monkeypatch.setattr(talk, "_GRACE_S", 0.3)
+    async with stage() as scene:
+        waiting = [asyncio.ensure_future(call) for call in (scene.far.get("k"), scene.far.gather("g", [0, 1], b""))]
+        await asyncio.sleep(0.5)
+        scene.road.closed = True
+        scene.road.cut()
+        for call in (*waiting, scene.far.barrier("b"), scene.far.set("k", b"")):
+            with pytest.raises(RendezvousError, match=f"connection to the rendezvous at {scene.road.address} was lost"):
+                await asyncio.wait_for(call, 20)  # their own timeout is 60 s
+        scene.road.closed = False
+        waiting = [asyncio.ensure_future(scene.near.get("k"))]
+        while not waiting[0].done():
+            with suppress(RendezvousError):  # until it is back
+                await scene.far.set("k", b"v")
+        assert await waiting[0] == b"v"

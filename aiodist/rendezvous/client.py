@@ -75,7 +75,7 @@ class RendezvousClient:
     """One member's connection to a rendezvous server; to be used from one event loop.
 
     When the connection ends it is made again, until the client is closed, and calls that were not answered go on: each is carried out
-    once. A call that gets no connection again within its timeout (those without one: 30 s at most) raises `RendezvousError`. So do all
+    once. A call that gets no connection again within its timeout, or within 30 s (`join` excepted), raises `RendezvousError`. So do all
     calls once the server does not know this member any more, because it was started again without its state or waited for this member
     in vain; then the server has told the others that it is lost. Cancelling a call withdraws it on the server. A connected client holds
     one task of the running loop, which ends its connection cleanly when it is cancelled, as `asyncio.run` does with all tasks at its end.
@@ -173,7 +173,7 @@ class RendezvousClient:
         timeout = self._timeout
         request = Join(self._talk.number(), self._job, self._member, world_size, rank, info, timeout, after)
         self._told.clear()
-        formed = await self._ask(request, Formed, timeout)
+        formed = await self._ask(request, Formed, timeout, down=timeout)
         self._joined = True
         return Membership(formed.rank, formed.world_size, formed.generation, tuple(self._roster))
 

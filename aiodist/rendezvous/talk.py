@@ -52,7 +52,7 @@ Asked: TypeAlias = Add | Barrier | Compare | Delete | Gather | Get | Join | Leav
 _GRACE_S: Final = 5.0
 _CLOSE_S: Final = 2.0
 _DOWN_S: Final = 30.0
-"""What has no timeout of its own waits so long for a connection that was lost."""
+"""So long a lost connection is waited for; what is asked while it has been lost for longer than that waits `_GRACE_S`."""
 _TRY_S: Final = 5.0
 _PAUSES_S: Final = (0.05, 2.0)
 _STEADY_S: Final = 1.0
@@ -67,6 +67,7 @@ class _Open:
     request: Asked
     answer: asyncio.Future[Answer]
     since: float
+    down: float | None
 
 
 class Talk:
@@ -107,6 +108,7 @@ class Talk:
         self._up = False
         self._changed_at = 0.0
         """When the connection was made or lost last."""
+        self._timer: asyncio.TimerHandle | None = None
         self._cause = "it ended"
         self._unseen: list[int] = []
         self._unseen_nbytes = 0
@@ -156,7 +158,8 @@ class Talk:
         """Send a request and wait for its answer.
 
         The server is the judge of ``wait``, this side allows it some time more. While there is no connection nobody judges: then the
-        request may take ``wait`` seconds in all, or ``down``.
+        request may take ``wait`` seconds in all, if the connection is not lost for more than `_DOWN_S`; or ``down`` seconds, however
+        long it is lost.
 
         Raises:
             RendezvousError: there was no answer; whether the request was carried out is open.
@@ -164,11 +167,11 @@ class Talk:
         if self.ended is not None or self.welcome is None:
             raise RendezvousError(self.ended or f"the client is not connected to the rendezvous at {self._address}")
         loop = asyncio.get_running_loop()
-        one = _Open(request, loop.create_future(), loop.time())
+        one = _Open(request, loop.create_future(), loop.time(), down)
         self._open[request.id] = one
         self._outbox.put_nowait(request)
         try:
-            await self._settle(one, wait, (wait or min(self._timeout, _DOWN_S)) if down is None else down)
+            await self._settle(one, wait)
             return one.answer.result()
         except BaseException:
             if not one.answer.done():
@@ -177,16 +180,25 @@ class Talk:
         finally:
             del self._open[request.id]
 
-    async def _settle(self, one: _Open, wait: float, down: float) -> None:
+    async def _settle(self, one: _Open, wait: float) -> None:
         """Wait for an answer while there is hope for one."""
         loop = asyncio.get_running_loop()
         while not one.answer.done():
-            judged = max(one.since + wait, self._changed_at) + _GRACE_S
-            ends = (judged, one.since + down)
             now = loop.time()
-            if now >= ends[0 if self._up else 1]:
+            judged = max(one.since + wait, self._changed_at) + _GRACE_S
+            alone = one.since + ((wait or self._timeout) if one.down is None else one.down)
+            if not self._up and one.down is None:
+                alone = min(alone, max(self._changed_at + _DOWN_S, one.since + _GRACE_S))
+            if now >= (judged if self._up else alone):
                 raise RendezvousError(self._silence(now - one.since))
-            await asyncio.wait((one.answer,), timeout=min(end for end in ends if end > now) - now)
+            await asyncio.wait((one.answer,), timeout=min(end for end in (judged, alone) if end > now) - now)
+
+    def _give_up(self) -> None:
+        """The connection has been lost for too long."""
+        now = asyncio.get_running_loop().time()
+        for one in self._open.values():
+            if one.down is None and now >= one.since + _GRACE_S and not one.answer.done():
+                one.answer.set_exception(RendezvousError(self._silence(now - one.since)))
 
     def _silence(self, waited: float) -> str:
         if self._up:
@@ -218,6 +230,8 @@ class Talk:
                 if self.ended is None:
                     await asyncio.sleep(pause * random.random())
         finally:
+            if self._timer is not None:
+                self._timer.cancel()
             self._end("the client was closed")
 
     async def _converse(self, ws: aiohttp.ClientWebSocketResponse) -> None:
@@ -253,8 +267,12 @@ class Talk:
             self._outbox.put_nowait(again)
 
     def _turn(self, *, up: bool) -> None:
+        loop = asyncio.get_running_loop()
         self._up = up
-        self._changed_at = asyncio.get_running_loop().time()
+        self._changed_at = loop.time()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if up else loop.call_later(_DOWN_S, self._give_up)
 
     def _end(self, why: str) -> None:
         self.ended = self.ended or why
