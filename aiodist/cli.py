@@ -64,8 +64,9 @@ def _leave(signum: int, frame: object) -> NoReturn:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port to listen on; 0 takes a free one.")
 @click.option("--token", envvar="AIODIST_TOKEN", help="Bearer token that clients must give.  [env: AIODIST_TOKEN]")
+@click.option("--state", type=click.Path(file_okay=False), help="Directory that keeps the jobs, so that a restart goes on with them.")
 @click.option("--log-json", is_flag=True, help="Write the log as JSON, an object a line.")
-def rendezvous(host: str, port: int, token: str | None, log_json: bool) -> NoReturn:
+def rendezvous(host: str, port: int, token: str | None, state: str | None, log_json: bool) -> NoReturn:
     """Serve the rendezvous until a signal ends it.
 
     The first line of standard output is its address, for AIODIST_RENDEZVOUS; the log goes to standard error. On a terminal the link to
@@ -75,7 +76,7 @@ def rendezvous(host: str, port: int, token: str | None, log_json: bool) -> NoRet
 
     _log_to_stderr(log_json)
     try:
-        signum = asyncio.run(_serve(host, port, token))
+        signum = asyncio.run(_serve(host, port, token, state))
     except (OSError, ValueError) as error:
         raise click.ClickException(f"can not serve on {host} port {port}: {error}") from error
     sys.exit(128 + signum)
@@ -93,7 +94,7 @@ def _log_to_stderr(as_json: bool) -> None:
     log.setLevel(logging.INFO)
 
 
-async def _serve(host: str, port: int, token: str | None) -> int:
+async def _serve(host: str, port: int, token: str | None, state: str | None) -> int:
     import asyncio
 
     from aiodist.rendezvous.server import RendezvousServer
@@ -107,10 +108,14 @@ async def _serve(host: str, port: int, token: str | None) -> int:
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, end, signum)
-    async with RendezvousServer(host=host, port=port, token=token) as server:
+    async with RendezvousServer(host=host, port=port, token=token, state=state) as server:
         click.echo(server.address)
         if sys.stderr.isatty():
             click.echo(f"The jobs live: {server.page_link()}", err=True)
+        failed = asyncio.create_task(server.wait())
+        await asyncio.wait((ended, failed), return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            failed.result()  # its state could not be written
         return await ended
 
 

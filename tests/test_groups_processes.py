@@ -123,14 +123,14 @@ async def _without_a_rendezvous(world: aiodist.Group) -> None:
     note("ready")
     while world.rank >= 0:
         try:
-            await made(world.new_group([0, 1], timeout=20))
+            await made(world.new_group([0, 1], timeout=2))
         except RendezvousError as error:
             assert "rendezvous" in str(error), error
             break
     await assert_usable(world)
     await assert_usable(group)
     await assert_works(await made(world.new_group([world.rank])))  # needs nobody
-    assert isinstance(await error_of(world.channel("x")), RendezvousError)
+    assert isinstance(await error_of(world.new_group([0, 1], name="x", timeout=0.5)), RendezvousError)
 
 
 def test_without_the_rendezvous_no_group_is_made_and_the_others_go_on(doomed: Callable[..., RankPool]) -> None:

@@ -238,10 +238,10 @@ async def test_a_barrier_names_who_is_missing() -> None:
         await asyncio.gather(*(member.barrier("b") for member in members))
 
 
-async def test_the_end_of_the_server_ends_pending_calls() -> None:
+async def test_calls_end_by_their_timeouts_while_the_server_is_gone() -> None:
     server = RendezvousServer(token=TOKEN)
     await server.start()
-    async with client(server) as me:
+    async with client(server, timeout=1.0) as me:
         await me.join(world_size=1, rank=0, info=info())
         waiting = asyncio.create_task(me.get("k"))
         await me.set("other", b"")

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from test_rendezvous_state import Desk, refused
+from support.desk import Desk, refused
 
 from aiodist.local_store import LocalSeat, LocalStore
 from aiodist.rendezvous.job import Limits

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 from support.browser import CHROMIUM, Page, browser
 from support.rendezvous import TOKEN, client, info, world
+from support.service import road_to
 
 from aiodist.rendezvous.client import RendezvousClient
+from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.messages import Progress
 from aiodist.rendezvous.server import RendezvousServer
 
@@ -118,6 +120,29 @@ async def test_a_running_job_is_seen_live_and_the_row_of_a_killed_rank_turns_red
             await photograph(page, "lost")
         await page.until("document.body.innerText.includes('this is how it was last seen')")
         assert await page.value("document.querySelectorAll('tbody tr').length") == 4
+        assert page.problems == []
+
+
+async def test_a_rank_that_is_away_is_shown_so_and_is_no_trouble(tmp_path: Path) -> None:
+    async with (
+        RendezvousServer(token=TOKEN, limits=Limits(absent_s=60.0)) as server,
+        road_to(server.address) as road,
+        browser(tmp_path) as page,
+        client(road.address, "train") as a,
+        client(server, "train") as b,
+    ):
+        await asyncio.gather(*(one.join(world_size=2, rank=rank, info=info(rank)) for rank, one in enumerate((a, b))))
+        await page.look()
+        await page.open(server.page_link("train"))
+        road.closed = True
+        road.cut()
+        await page.until("document.querySelector('tr[data-rank=\"0\"]')?.dataset.state === 'away'")
+        assert "1 active, 1 away" in await page.text()
+        assert await page.value("document.querySelector('tr.trouble') === null")
+        assert await page.value("document.querySelector('.dot').dataset.state") == "wait"
+        await photograph(page, "away")
+        road.closed = False
+        await page.until("document.querySelector('tr[data-rank=\"0\"]').dataset.state === 'active'")
         assert page.problems == []
 
 

@@ -8,8 +8,8 @@ import logging
 import aiohttp
 import msgspec
 import pytest
+from support.desk import Desk, refused
 from support.rendezvous import TOKEN, client, info
-from test_rendezvous_state import Desk, refused
 
 from aiodist.rendezvous import pulse
 from aiodist.rendezvous.client import RendezvousClient
@@ -122,7 +122,7 @@ async def test_progress_that_fails_is_logged_once_and_the_heart_beats_on(
         if len(beats) >= 3:
             sent.set()
 
-    task = asyncio.create_task(pulse.send_beats(send, lambda: [Progress("g", 1 // 0, "c", "s")]))
+    task = asyncio.create_task(pulse.Heart(lambda: [Progress("g", 1 // 0, "c", "s")]).run(send))
     await asyncio.wait_for(sent.wait(), 20)
     task.cancel()
     assert set(map(repr, beats)) == {repr(Beat())}

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.desk import Desk, refused
 
 from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.messages import (
     Add,
-    Answer,
     Barrier,
+    Beat,
     Cancel,
     Compare,
     Delete,
@@ -23,74 +24,20 @@ from aiodist.rendezvous.messages import (
     Hello,
     Join,
     Leave,
+    List,
     MalformedMessageError,
     Notice,
-    Notices,
     Number,
-    Refused,
-    Request,
+    Resume,
     Roster,
+    Seen,
     Set,
     Value,
-    decode_answer,
     decode_request,
-    encode,
 )
-from aiodist.rendezvous.state import Service
 from aiodist.rendezvous.views import show_job
 
 pytestmark = pytest.mark.timeout(60)
-
-
-class Desk:
-    """A service with a clock that the test turns, and what each connection was sent since it was last looked at."""
-
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.service = Service(limits)
-        self.now = 1000.0
-        self._inbox: dict[int, list[Answer | Notice]] = {}
-
-    def send(self, conn: int, request: Request) -> None:
-        self._sort(self.service.handle(conn, request, self.now))
-
-    def hang_up(self, conn: int) -> None:
-        self._sort(self.service.disconnect(conn, "its connection ended", self.now))
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        self._sort(self.service.expire(self.now))
-
-    def read(self, conn: int) -> list[Answer | Notice]:
-        return self._inbox.pop(conn, [])
-
-    def join(
-        self, conn: int, rank: int | None = None, size: int = 2, *, job: str = "X", timeout: float = 5, after: int = 0, member: str = ""
-    ) -> list[Answer | Notice]:
-        info = {"host": "h", "pid": conn}
-        self.send(conn, Join(1, job, member or f"member-{conn}", size, rank, info, timeout, after))
-        return self.read(conn)
-
-    def world(self, size: int = 2, *, job: str = "X", first: int = 0) -> None:
-        """Form a world whose rank r is connection first + r."""
-        answers = [self.join(first + rank, rank, size, job=job) for rank in range(size)]
-        assert isinstance(answers[-1][-1], Formed)
-        assert all(isinstance(self.read(first + rank)[-1], Formed) for rank in range(size - 1))
-
-    def ask(self, conn: int, request: Request) -> Answer | Notice:
-        self.send(conn, request)
-        (answer,) = self.read(conn)
-        return answer
-
-    def _sort(self, deliveries: list[Any]) -> None:
-        for conn, message in deliveries:
-            answer = decode_answer(encode(message))
-            self._inbox.setdefault(conn, []).extend(answer.notices if isinstance(answer, Notices) else [answer])
-
-
-def refused(answers: list[Answer | Notice]) -> Refused:
-    (answer,) = answers
-    assert isinstance(answer, Refused)
-    return answer
 
 
 def test_a_world_forms_when_the_last_member_joins() -> None:
@@ -338,13 +285,14 @@ def test_limits() -> None:
 
 ids = st.integers(1, 4)
 names = st.sampled_from(["a", "b", "é"])
+members = st.sampled_from(["member-1", "member-2", "member-3"])
 timeouts = st.sampled_from([0.0, 1.0, 5.0])
 requests = st.one_of(
     st.builds(
         Join,
         ids,
         st.sampled_from(["X", "Y"]),
-        st.sampled_from(["member-1", "member-2", "member-3"]),
+        members,
         st.integers(0, 3),
         st.none() | st.integers(-1, 3),
         st.just({"pid": 1}),
@@ -360,10 +308,16 @@ requests = st.one_of(
     st.builds(Gather, ids, names, st.lists(st.integers(0, 3), max_size=3), st.binary(max_size=3), timeouts),
     st.builds(Leave, ids, st.none() | st.just("why")),
     st.builds(Cancel, ids),
+    st.builds(Seen, st.lists(ids, max_size=3)),
+    st.builds(List, ids, names),
+    st.builds(Resume, ids, st.sampled_from(["X", "Y"]), members, st.integers(1, 2), st.lists(ids, max_size=3)),
+    st.builds(Beat),
     st.builds(Hello, st.just(1)),
 )
 steps = st.one_of(
-    st.tuples(st.integers(0, 3), requests), st.tuples(st.integers(0, 3), st.just("hang up")), st.tuples(st.just(-1), timeouts)
+    st.tuples(st.integers(0, 3), requests),
+    st.tuples(st.integers(0, 3), st.sampled_from(["hang up", "break"])),
+    st.tuples(st.just(-1), timeouts),
 )
 
 
@@ -374,16 +328,16 @@ def test_no_order_of_requests_breaks_the_machine(history: list[tuple[int, Any]])
     for conn, step in history:
         if conn < 0:
             desk.sleep(step)
-        elif step == "hang up":
-            desk.hang_up(conn)
+        elif step in ("hang up", "break"):
+            desk.hang_up(conn, may_return=step == "break")
         else:
             desk.send(conn, step)
             for job in desk.service.jobs(desk.now):
                 show_job(job, 2)
     for conn in range(4):
         desk.hang_up(conn)
-    assert desk.service.next_deadline() is None  # Nobody waits,
     desk.sleep(100)
+    assert desk.service.next_deadline() is None  # Nobody waits,
     assert desk.service.job("X", desk.now) is desk.service.job("Y", desk.now) is None  # and nothing is left.
     desk.world(2)
 

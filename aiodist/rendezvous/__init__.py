@@ -3,8 +3,13 @@
 The modules are imported by name, because importing this package loads neither aiohttp nor an event loop:
 
     messages    what travels between a member and the server
+    told        answers that are kept until their member has them
     job         one job's records: members, keys, barriers, gathers
+    waits       what waits: requests, and members that are away
+    records     what is written down of worlds, and worlds made of it
+    calls       keys, barriers and gathers of all worlds
     state       the state machine over all jobs; no I/O and no clock
+    journal     the file that holds what is written down
     sockets     spellings of addresses, listening, name resolution
     pulse       heartbeats: who is alive, and where in its work
     views       what people may see of the jobs, as types
@@ -14,6 +19,7 @@ The modules are imported by name, because importing this package loads neither a
     http        the page, the API and metrics over HTTP
     server      `RendezvousServer`, the aiohttp application around the state machine
     link        opening a connection to a server, and telling it from a stranger
+    talk        requests and their answers, over as many connections as it takes
     client      `RendezvousClient`
     store       `ControlStore`, through which groups are made
     thread      `ControlThread`, the daemon thread whose event loop carries a client

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import uuid
@@ -10,21 +9,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias, TypeVar
+from typing import Any, Final, Self, TypeVar
 
-import aiohttp
 import msgspec
 
 from aiodist.config import DEFAULT_TIMEOUT
 from aiodist.errors import RendezvousError
-from aiodist.rendezvous.link import open_link
 from aiodist.rendezvous.messages import (
     JOB_NAME,
+    LIST_NAMES,
     Add,
     Answer,
     Barrier,
-    Beat,
-    Cancel,
     Compare,
     Delete,
     Done,
@@ -33,32 +29,27 @@ from aiodist.rendezvous.messages import (
     Get,
     Join,
     Leave,
-    MalformedMessageError,
+    List,
+    Names,
     Notice,
     Notices,
     Number,
     Progress,
     Refused,
-    Request,
     Roster,
     Set,
     Value,
     Values,
-    Welcome,
-    decode_answer,
-    encode,
 )
-from aiodist.rendezvous.pulse import send_beats
 from aiodist.rendezvous.sockets import check_token, parse_address
+from aiodist.rendezvous.talk import Asked, Talk
 from aiodist.store import Outcome, Unmet
 
 __all__ = ["Membership", "Notice", "RendezvousClient"]
 
-A = TypeVar("A", Done, Formed, Number, Value, Values)
-_Numbered: TypeAlias = Add | Barrier | Compare | Delete | Gather | Get | Join | Leave | Set
+A = TypeVar("A", Done, Formed, Names, Number, Value, Values)
 
-_GRACE_S: Final = 5.0
-_CLOSE_S: Final = 2.0
+_LEAVE_S: Final = 2.0
 _REASON_LENGTH: Final = 16384
 
 _log = logging.getLogger("aiodist.rendezvous")
@@ -84,9 +75,11 @@ class Membership:
 class RendezvousClient:
     """One member's connection to a rendezvous server; to be used from one event loop.
 
-    It does not reconnect: when the connection ends, pending and later calls raise `RendezvousError`, and the server tells the other
-    members that this one is lost. Cancelling a call withdraws it on the server. A connected client holds one task of the running
-    loop, which ends its connection cleanly when it is cancelled, as `asyncio.run` does with all tasks at its end.
+    When the connection ends it is made again, until the client is closed, and calls that were not answered go on: each is carried out
+    once. A call that gets no connection again within its timeout, or within 30 s (`join` excepted), raises `RendezvousError`. So do all
+    calls once the server does not know this member any more, because it was started again without its state or waited for this member
+    in vain; then the server has told the others that it is lost. Cancelling a call withdraws it on the server. A connected client holds
+    one task of the running loop, which ends its connection cleanly when it is cancelled, as `asyncio.run` does with all tasks at its end.
 
     Args:
         address: ``http[s]://host:port``, IPv6 in brackets.
@@ -117,19 +110,13 @@ class RendezvousClient:
             raise ValueError(f"job {job!r}: a name of 1 to 128 letters, digits and _.:@+- is expected")
         self._address = parse_address(address)
         self._job = job
-        self._token = check_token(token)
         self._timeout = _seconds(timeout)
         self._on_notice = on_notice
-        self._progress = progress
         self._member = member or uuid.uuid4().hex
-        self._welcome: Welcome | None = None
         self._roster: list[dict[str, Any]] = []
-        self._task: asyncio.Task[None] | None = None
-        self._outbox: asyncio.Queue[Request | None] = asyncio.Queue()
-        self._pending: dict[int, asyncio.Future[Answer]] = {}
-        self._numbers = 0
-        self._ended: str | None = None
+        self._told: set[int] = set()
         self._joined = False
+        self._talk = Talk(self._address, job, self._member, check_token(token), self._timeout, self._hear, progress)
 
     @property
     def address(self) -> str:
@@ -155,36 +142,11 @@ class RendezvousClient:
         Raises:
             RendezvousError: nobody answered in time, what answered is no rendezvous, or it refused us; the text names the address.
         """
-        if self._task is not None:
-            raise RuntimeError("the client was connected before; make another one")
-        ready: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._serve(ready), name=f"aiodist rendezvous {self._job}")
-        try:
-            await asyncio.wait((self._task, ready), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            await self.aclose()
-            raise
-        if ready.done():
-            self._welcome = ready.result()
-        elif self._task.cancelled():
-            raise RendezvousError(f"the client was closed before the rendezvous at {self._address} answered")
-        else:
-            self._task.result()
+        await self._talk.connect()
 
     async def aclose(self) -> None:
         """End the connection, within 2 s. Without `leave` before it, the other members are told that this one is lost."""
-        if self._ended is None:
-            self._ended = "the client was closed"
-        if self._task is None:
-            return
-        if self._welcome is None:
-            self._task.cancel()
-        self._outbox.put_nowait(None)
-        await asyncio.wait((self._task,), timeout=_CLOSE_S)
-        self._task.cancel()
-        await asyncio.wait((self._task,), timeout=_CLOSE_S)
-        if self._task.done() and not self._task.cancelled():
-            self._task.exception()  # Whoever connected was told, or was cancelled.
+        await self._talk.aclose()
 
     async def join(self, *, world_size: int, rank: int | None, info: dict[str, Any], after: int = 0) -> Membership:
         """Join the job and wait until its world has formed, that is until ``world_size`` members have joined.
@@ -212,20 +174,24 @@ class RendezvousClient:
         except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(f"the info can not be written as JSON: {error}") from None
         timeout = self._timeout
-        request = Join(self._number(), self._job, self._member, world_size, rank, info, timeout, after)
-        formed = await self._ask(request, Formed, timeout)
+        request = Join(self._talk.number(), self._job, self._member, world_size, rank, info, timeout, after)
+        self._told.clear()
+        formed = await self._ask(request, Formed, timeout, down=timeout)
         self._joined = True
-        self._outbox.put_nowait(Beat())  # Those before it were no member's: this one starts the server's watch.
         return Membership(formed.rank, formed.world_size, formed.generation, tuple(self._roster))
 
     async def leave(self, reason: str | None = None) -> None:
-        """Leave the world: a goodbye, or with a reason a failure; all other members are told."""
+        """Leave the world: a goodbye, or with a reason a failure; all other members are told.
+
+        Raises:
+            RendezvousError: the server did not answer; without a connection to it after 2 s.
+        """
         self._joined = False
-        await self._ask(Leave(self._number(), reason if reason is None else reason[:_REASON_LENGTH]), Done)
+        await self._ask(Leave(self._talk.number(), reason if reason is None else reason[:_REASON_LENGTH]), Done, down=_LEAVE_S)
 
     async def set(self, key: str, value: bytes) -> None:
         """Store a value in the world's keys; whoever waits for the key gets it."""
-        await self._ask(Set(self._number(), self._key(key), self._value(key, value)), Done)
+        await self._ask(Set(self._talk.number(), self._key(key), self._value(key, value)), Done)
 
     async def get(self, key: str, *, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
         """Wait until the key is set and return its value.
@@ -234,14 +200,14 @@ class RendezvousClient:
             RendezvousError: it was not set within the timeout (None: the client's; 0 looks once).
         """
         wait = self._wait(timeout)
-        answer = await self._ask(Get(self._number(), self._key(key), wait), Value, wait)
+        answer = await self._ask(Get(self._talk.number(), self._key(key), wait), Value, wait)
         return answer.value or b""
 
     async def add(self, key: str, amount: int = 1) -> int:
         """Add to the decimal number that the key holds (absent: 0) and return the sum."""
         if not -(2**63) <= amount < 2**63:
             raise ValueError(f"{amount} does not fit into 64 bits")
-        return (await self._ask(Add(self._number(), self._key(key), amount), Number)).number
+        return (await self._ask(Add(self._talk.number(), self._key(key), amount), Number)).number
 
     async def compare_and_set(self, key: str, expected: bytes | None, value: bytes) -> tuple[bool, bytes | None]:
         """Set the key if it holds what is expected (None: if it is absent).
@@ -250,12 +216,36 @@ class RendezvousClient:
             Whether it was set, and what the key holds now.
         """
         wanted = None if expected is None else self._value(key, expected)
-        answer = await self._ask(Compare(self._number(), self._key(key), wanted, self._value(key, value)), Value)
+        answer = await self._ask(Compare(self._talk.number(), self._key(key), wanted, self._value(key, value)), Value)
         return answer.swapped, answer.value
 
     async def delete(self, key: str) -> bool:
         """Forget a key; False if it was absent."""
-        return (await self._ask(Delete(self._number(), self._key(key)), Number)).number == 1
+        return (await self._ask(Delete(self._talk.number(), self._key(key)), Number)).number == 1
+
+    async def keys(self, prefix: str = "") -> list[str]:
+        """Return the names of the keys that begin so, in order."""
+        names: list[str] = []
+        while True:
+            request = List(self._talk.number(), prefix, names[-1] if names else "")
+            page = (await self._ask(request, Names)).names
+            names += page
+            if len(page) < LIST_NAMES:
+                return names
+
+    async def broadcast(self, name: str, value: bytes | None = None, *, root: int = 0, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        """Return the value that rank ``root`` gives in the broadcast of that name, once every rank of the world is in it.
+
+        Raises:
+            RendezvousError: members did not come within the timeout, or can not come any more; ``ranks`` holds them.
+        """
+        size = len(self._roster)
+        if not 0 <= root < size:
+            raise ValueError(f"rank {root} is not between 0 and {size - 1}")
+        outcome = await self.gather(name, range(size), b"" if value is None else value, timeout=timeout)
+        if isinstance(outcome, Unmet):
+            raise RendezvousError(outcome.text, ranks=outcome.ranks)
+        return outcome[root]
 
     async def barrier(self, name: str, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Wait until every rank of the world is in the barrier of that name; then the name may be used again.
@@ -265,7 +255,7 @@ class RendezvousClient:
                 the text name them.
         """
         wait = self._wait(timeout)
-        await self._ask(Barrier(self._number(), self._key(name), wait), Done, wait)
+        await self._ask(Barrier(self._talk.number(), self._key(name), wait), Done, wait)
 
     async def gather(self, name: str, members: Sequence[int], value: bytes, *, timeout: float | None = None) -> Outcome:  # noqa: ASYNC109
         """Bring a value to the gather of that name between these ranks, this one among them.
@@ -277,17 +267,13 @@ class RendezvousClient:
             RendezvousError: there was no answer; the others may have got the value all the same.
         """
         wait = self._wait(timeout)
-        request = Gather(self._number(), self._key(name), list(members), self._value(name, value), wait)
-        answer = await self._answer(request, wait)
+        request = Gather(self._talk.number(), self._key(name), list(members), self._value(name, value), wait)
+        answer = await self._talk.ask(request, wait)
         if isinstance(answer, Refused):
             return Unmet(answer.code, answer.text, tuple(answer.ranks))
         return _expect(answer, Values, request).values
 
     # -- requests and answers ----------------------------------------------------------------------------------------------------
-
-    def _number(self) -> int:
-        self._numbers += 1
-        return self._numbers
 
     def _wait(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else 0.0 if timeout == 0 else _seconds(timeout)
@@ -295,7 +281,7 @@ class RendezvousClient:
     def _key(self, key: str) -> str:
         if not isinstance(key, str):
             raise TypeError(f"a key is a str, not {type(key).__name__}")
-        limit = self._welcome.max_key_nbytes if self._welcome else 0
+        limit = self._talk.welcome.max_key_nbytes if self._talk.welcome else 0
         if not key or (limit and len(key.encode()) > limit):
             raise ValueError(f"a key has 1 to {limit} bytes, this one has {len(key.encode())}")
         return key
@@ -304,87 +290,25 @@ class RendezvousClient:
         if not isinstance(value, bytes | bytearray | memoryview):
             raise TypeError(f"the value of key {key!r} is bytes, not {type(value).__name__}")
         value = bytes(value)
-        if self._welcome is not None and len(value) > self._welcome.max_value_nbytes:
-            raise ValueError(f"the value of key {key!r} has {len(value)} bytes, the limit is {self._welcome.max_value_nbytes}")
+        welcome = self._talk.welcome
+        if welcome is not None and len(value) > welcome.max_value_nbytes:
+            raise ValueError(f"the value of key {key!r} has {len(value)} bytes, the limit is {welcome.max_value_nbytes}")
         return value
 
-    async def _ask(self, request: _Numbered, kind: type[A], wait: float = 0.0) -> A:
-        answer = await self._answer(request, wait)
+    async def _ask(self, request: Asked, kind: type[A], wait: float = 0.0, *, down: float | None = None) -> A:
+        answer = await self._talk.ask(request, wait, down=down)
         if isinstance(answer, Refused):
             raise ValueError(answer.text) if answer.code == "argument" else RendezvousError(answer.text, ranks=answer.ranks)
         return _expect(answer, kind, request)
 
-    async def _answer(self, request: _Numbered, wait: float) -> Answer:
-        """Send a request and wait for its answer; the server is the judge of ``wait``, this side allows it some time more."""
-        if self._ended is not None or self._welcome is None:
-            raise RendezvousError(self._ended or f"the client is not connected to the rendezvous at {self._address}")
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._pending[request.id] = future
-        self._outbox.put_nowait(request)
-        try:
-            async with asyncio.timeout(wait + _GRACE_S):
-                return await future
-        except TimeoutError:
-            self._outbox.put_nowait(Cancel(request.id))
-            raise RendezvousError(f"the rendezvous at {self._address} gave no answer within {wait + _GRACE_S:g} s") from None
-        except asyncio.CancelledError:
-            self._outbox.put_nowait(Cancel(request.id))
-            raise
-        finally:
-            del self._pending[request.id]
-
-    async def _serve(self, ready: asyncio.Future[Welcome]) -> None:
-        """The connection's task: it owns the connection from the first try to the end."""
-        why = f"the connection to the rendezvous at {self._address} was lost (this client does not reconnect)"
-        try:
-            async with open_link(self._address, self._token, self._timeout) as (ws, welcome):
-                ready.set_result(welcome)
-                reader = asyncio.create_task(self._read(ws))
-                reader.add_done_callback(lambda _: self._outbox.put_nowait(None))
-                beats = asyncio.create_task(send_beats(self._outbox.put_nowait, self._progress))
-                try:
-                    await self._write(ws)
-                finally:
-                    reader.cancel()
-                    beats.cancel()
-                    await asyncio.wait((reader, beats))
-        finally:
-            self._ended = self._ended or why
-            for future in self._pending.values():
-                if not future.done():
-                    future.set_exception(RendezvousError(self._ended))
-
-    async def _write(self, ws: aiohttp.ClientWebSocketResponse) -> None:
-        with suppress(ConnectionError):  # The reader sees it too.
-            while (request := await self._outbox.get()) is not None:
-                await ws.send_bytes(encode(request))
-
-    async def _read(self, ws: aiohttp.ClientWebSocketResponse) -> None:
-        async for frame in ws:
-            if frame.type is not aiohttp.WSMsgType.BINARY:
-                continue
-            try:
-                answer = decode_answer(frame.data)
-            except MalformedMessageError as error:
-                self._ended = self._ended or f"the rendezvous at {self._address} sent what is no answer: {error}"
-                return
-            self._take(answer)
-
-    def _take(self, answer: Answer) -> None:
-        match answer:
-            case Notices():
-                for notice in answer.notices:
-                    self._tell(notice)
-            case Roster():
-                self._roster = answer.members
-            case Refused(id=0):
-                self._ended = self._ended or f"the rendezvous at {self._address} ended the connection: {answer.text}"
-            case Welcome():
-                pass
-            case _:
-                future = self._pending.get(answer.id)
-                if future is not None and not future.done():
-                    future.set_result(answer)
+    def _hear(self, message: Notices | Roster) -> None:
+        if isinstance(message, Roster):
+            self._roster = message.members
+            return
+        for notice in message.notices:
+            if notice.rank not in self._told:  # After a break the server tells all of them again.
+                self._told.add(notice.rank)
+                self._tell(notice)
 
     def _tell(self, notice: Notice) -> None:
         if self._on_notice is None:
@@ -395,7 +319,7 @@ class RendezvousClient:
             _log.exception("on_notice of job %s failed", self._job)
 
 
-def _expect(answer: Answer, kind: type[A], request: _Numbered) -> A:
+def _expect(answer: Answer, kind: type[A], request: Asked) -> A:
     if not isinstance(answer, kind):
         raise RendezvousError(f"the rendezvous answered {type(request).__name__} by {type(answer).__name__}")
     return answer

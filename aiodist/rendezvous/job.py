@@ -26,9 +26,24 @@ from aiodist.rendezvous.messages import (
     Value,
     Values,
 )
+from aiodist.rendezvous.told import Told
 from aiodist.store import Gathers, Met, Unmet
 
-__all__ = ["Failure", "Identity", "Job", "Limits", "Member", "Ticket", "World", "identity", "label", "listed", "name_ranks", "wrong_join"]
+__all__ = [
+    "AWAY",
+    "Failure",
+    "Identity",
+    "Job",
+    "Limits",
+    "Member",
+    "Ticket",
+    "World",
+    "identity",
+    "label",
+    "listed",
+    "name_ranks",
+    "wrong_join",
+]
 
 Ticket: TypeAlias = tuple[int, int]
 """A request that waits: (connection, request number)."""
@@ -36,6 +51,8 @@ Ticket: TypeAlias = tuple[int, int]
 _INT64: Final = range(-(2**63), 2**63)
 _DECIMAL: Final = re.compile(rb"-?[0-9]{1,19}\Z")
 _LISTED: Final = 16
+AWAY: Final = -1
+"""The connection of a member that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +69,13 @@ class Limits:
         keys_nbytes: All keys and values of one world together; and as much for the values of its gathers that wait.
         info_nbytes: A member's info, as JSON.
         waits: Requests of one connection that wait at a time.
+        answers: What is kept for one member of answers that it has not said it has seen, in pieces of up to 4 KiB.
         outgoing_nbytes: What may queue for a connection that does not read; past it the connection is dropped.
         ended_s: Seconds for which a job that ended well refuses fresh processes ("job X has ended"). After them, or at once after
             a job that ended by a failure, its name is free again.
         failed_s: Seconds for which the ranks that a failed formation still expected are told why it failed.
+        absent_s: Seconds in which a member whose connection broke may come back over another one before it is lost.
+        restart_s: The same after the server was started again, for all members of the worlds it finds in its journal.
     """
 
     jobs: int = 1000
@@ -67,9 +87,12 @@ class Limits:
     keys_nbytes: int = 256 << 20
     info_nbytes: int = 16384
     waits: int = 1024
+    answers: int = 16384
     outgoing_nbytes: int = 64 << 20
     ended_s: float = 10.0
     failed_s: float = 5.0
+    absent_s: float = 0.5
+    restart_s: float = 30.0
 
 
 class Identity(TypedDict):
@@ -81,7 +104,10 @@ class Identity(TypedDict):
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One process that joined; ``rank`` is -1 until the world has formed, ``fate`` is set when it goes."""
+    """One process that joined.
+
+    ``rank`` is -1 until the world has formed, ``conn`` is `AWAY` while it has none, ``fate`` is set when it goes.
+    """
 
     id: str
     job: str
@@ -97,6 +123,14 @@ class Member:
     stalled: bool = False
     """Its heartbeats are missing."""
     progress: list[Progress] = field(default_factory=list)
+    told: dict[int, Told] = field(default_factory=dict)
+    """By request number: what it was told and has not seen, as far as is known."""
+    pieces: int = 0
+
+    @property
+    def away(self) -> bool:
+        """Whether it has no connection, and may come back."""
+        return self.conn == AWAY and self.fate is None
 
     @property
     def label(self) -> str:
@@ -129,6 +163,8 @@ class World:
         """Fates that the remaining members have not been told yet."""
         self.tell_at = -math.inf
         """When the next of them may be told."""
+        self.results = 0
+        """The number of the last gather's result."""
         self.nbytes = 0
         """What the keys and their values hold together."""
         self._limits = limits
@@ -157,6 +193,11 @@ class World:
         self.nbytes = grown
         self.keys[key] = value
         return Done(request_id)
+
+    def load(self, key: str, value: bytes) -> None:
+        """Store a value that was accepted before a restart."""
+        self.keys[key] = value
+        self.nbytes += len(key) + len(value)
 
     def add(self, request: Add) -> Number | Refused:
         """Add to a decimal number."""
@@ -227,7 +268,7 @@ class World:
     def late(self, name: str, after: str) -> tuple[str, tuple[int, ...]]:
         """What those in a barrier are told at the timeout, and the ranks that are missing."""
         missing = self.missing(name)
-        who = listed([f"rank {m.rank} ({m.label}{', stalled' if m.stalled else ''})" for m in missing])
+        who = listed([f"rank {m.rank} ({m.label}{', away' if m.away else ', stalled' if m.stalled else ''})" for m in missing])
         return f"barrier {name!r} of job {self.job} timed out after {after}: waiting for {who}", tuple(m.rank for m in missing)
 
     def withdraw(self, ticket: Ticket, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -96,18 +97,32 @@ async def open_link(address: Address, token: str | None, within: float) -> Async
     connector = aiohttp.TCPConnector(resolver=_Resolver(), use_dns_cache=False, limit=0)
     limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_ANSWER_S)
     async with aiohttp.ClientSession(connector=connector, timeout=limits, headers=headers) as session:
-        ws = await _dial(session, address, within)
+        ws, welcome = await _open(session, address, within)
         try:
-            keep_alive(ws.get_extra_info("socket"))
-            yield ws, await _greet(ws, address)
+            yield ws, welcome
         finally:
             with suppress(ConnectionError):
                 await ws.close()
 
 
-async def _dial(session: aiohttp.ClientSession, address: Address, within: float) -> aiohttp.ClientWebSocketResponse:
+async def _open(session: aiohttp.ClientSession, address: Address, within: float) -> Link:
+    """Connect and exchange hellos; a server that is killed in between may come back."""
+    deadline = asyncio.get_running_loop().time() + within
+    for _ in range(_HANG_UPS):
+        ws = await _dial(session, address, within, deadline)
+        try:
+            keep_alive(ws.get_extra_info("socket"))
+            return ws, await _greet(ws, address)
+        except BaseException as error:
+            with suppress(ConnectionError):
+                await ws.close()
+            if not isinstance(error, ConnectionError):
+                raise
+    raise _stranger(address, "it closes the connection before it returned our hello")
+
+
+async def _dial(session: aiohttp.ClientSession, address: Address, within: float, deadline: float) -> aiohttp.ClientWebSocketResponse:
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + within
     pause, hang_ups, cause = 0.02, 0, "the last try got no answer"
     while True:
         try:
@@ -131,7 +146,7 @@ async def _dial(session: aiohttp.ClientSession, address: Address, within: float)
                 raise _unwanted(address, error) from None
         if loop.time() + pause >= deadline:
             raise RendezvousError(f"no rendezvous answered at {address} within {within:g} s: {cause}")
-        await asyncio.sleep(pause)
+        await asyncio.sleep(pause * (1 + random.random()) / 2)  # a thousand members must not come in one wave
         pause = min(2 * pause, 1.0)
 
 
@@ -167,8 +182,10 @@ async def _greet(ws: aiohttp.ClientWebSocketResponse, address: Address) -> Welco
     try:
         await ws.send_bytes(encode(Hello(PROTOCOL_VERSION)))
         frame = await ws.receive(timeout=_ANSWER_S)
+        if frame.type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.ERROR):
+            raise ConnectionResetError("the connection ended")
         answer = decode_answer(frame.data) if frame.type is aiohttp.WSMsgType.BINARY else None
-    except (TimeoutError, ConnectionError, MalformedMessageError) as error:
+    except (TimeoutError, MalformedMessageError) as error:
         raise _stranger(address, f"it did not return our hello ({type(error).__name__})") from None
     if isinstance(answer, Welcome):
         return answer

@@ -18,7 +18,9 @@ class Event(NamedTuple):
 
     Attributes:
         event: ``joined``, ``withdrew`` (before its world formed), ``formed``, ``refused`` (a newcomer), ``unformed`` (the formation
-            failed), or a member's end: ``lost``, ``left``, ``failed``. A member that is ``stalled`` may have ``resumed`` later.
+            failed), or a member's end: ``lost``, ``left``, ``failed``. A member that is ``stalled`` may have ``resumed`` later, and one
+            that is ``away``, because its connection broke, may have ``returned``; both are lost otherwise. ``restored`` is a world that
+            an earlier server had written down: its members are away.
         rank: The rank, or the wanted one before the world has formed; None where it is not known.
     """
 

@@ -2,6 +2,10 @@
 
 A member first sends `Hello` and gets `Welcome`. After that every request carries a number that its answer repeats; `Roster` and
 `Notices` come unasked. Unknown fields are ignored, so that a field may be added without a new `PROTOCOL_VERSION`.
+
+When a connection ends, the member opens another one, takes up its place with `Resume`, and sends again what was not answered, under
+the same numbers. The server keeps what it answered to requests that change something until the member has `Seen` it, so that
+nothing is carried out twice.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from msgspec import Meta
 __all__ = [
     "BEAT_PROGRESS",
     "JOB_NAME",
+    "LIST_NAMES",
     "MARK_HEADER",
     "MEMBERS_PATH",
     "PROTOCOL_VERSION",
@@ -35,8 +40,11 @@ __all__ = [
     "Int64",
     "Join",
     "Leave",
+    "List",
     "MalformedMessageError",
+    "MemberId",
     "Name",
+    "Names",
     "Notice",
     "Notices",
     "Number",
@@ -44,8 +52,10 @@ __all__ = [
     "Refused",
     "Request",
     "RequestId",
+    "Resume",
     "Roster",
     "Seconds",
+    "Seen",
     "Set",
     "Value",
     "Values",
@@ -55,7 +65,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 MEMBERS_PATH: Final = "/api/v1/members"
 MARK_HEADER: Final = "X-Aiodist-Rendezvous"
 """Stands in every HTTP answer of our server, so that its refusals are told from a stranger's."""
@@ -63,6 +73,8 @@ BEAT_PROGRESS: Final = 8
 """Groups that a heartbeat tells of at most."""
 JOB_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,127}\Z")
 """What a job may be called: it stands in addresses and log lines."""
+LIST_NAMES: Final = 1000
+"""How many names one answer to `List` holds at most."""
 
 RequestId: TypeAlias = Annotated[int, Meta(ge=1, lt=2**53)]
 Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -70,6 +82,8 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
 Count64: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096)]
+MemberId: TypeAlias = Annotated[str, Meta(min_length=8, max_length=64)]
+"""Who has it may take the member's place: it is random, and shown to nobody."""
 
 
 class MalformedMessageError(ValueError):
@@ -93,16 +107,39 @@ class Join(_Message, frozen=True):
         member: A random id of this member; a join with the same id is the same join sent again.
         rank: The wanted rank, or None for any.
         after: The generation this process was last a member of; 0 for a fresh process.
+        spent: Seconds of the timeout that were over when this was sent (again); the same in other requests.
     """
 
     id: RequestId
     job: Name
-    member: Annotated[str, Meta(min_length=8, max_length=64)]
+    member: MemberId
     world_size: int
     rank: int | None
     info: dict[str, Any]
     timeout: Seconds
     after: Count = 0
+    spent: Seconds = 0.0
+
+
+class Resume(_Message, frozen=True):
+    """Take up, over this connection, the place of a member that joined; answered by `Done`.
+
+    Attributes:
+        generation: Of the world that the member is in.
+        pending: The numbers of its requests that were not answered: of all others it has seen the answer.
+    """
+
+    id: RequestId
+    job: Name
+    member: MemberId
+    generation: Count
+    pending: list[RequestId]
+
+
+class Seen(_Message, frozen=True):
+    """The member has the answers to these requests; not answered."""
+
+    ids: list[RequestId]
 
 
 class Set(_Message, frozen=True):
@@ -119,6 +156,7 @@ class Get(_Message, frozen=True):
     id: RequestId
     key: Name
     timeout: Seconds
+    spent: Seconds = 0.0
 
 
 class Add(_Message, frozen=True):
@@ -145,12 +183,21 @@ class Delete(_Message, frozen=True):
     key: Name
 
 
+class List(_Message, frozen=True):
+    """Give the names of the keys that begin so, in order, from the first one behind ``after``: `LIST_NAMES` of them at most."""
+
+    id: RequestId
+    prefix: Annotated[str, Meta(max_length=4096)]
+    after: Annotated[str, Meta(max_length=4096)] = ""
+
+
 class Barrier(_Message, frozen=True):
     """Wait until every member of the world has sent the same."""
 
     id: RequestId
     name: Name
     timeout: Seconds
+    spent: Seconds = 0.0
 
 
 class Gather(_Message, frozen=True):
@@ -165,6 +212,7 @@ class Gather(_Message, frozen=True):
     members: list[Count]
     value: bytes
     timeout: Seconds
+    spent: Seconds = 0.0
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -202,7 +250,7 @@ class Cancel(_Message, frozen=True):
     id: RequestId
 
 
-Request: TypeAlias = Hello | Join | Set | Get | Add | Compare | Delete | Barrier | Gather | Leave | Cancel | Beat
+Request: TypeAlias = Hello | Join | Resume | Seen | Set | Get | Add | Compare | Delete | List | Barrier | Gather | Leave | Cancel | Beat
 
 
 class Welcome(_Message, frozen=True):
@@ -249,6 +297,13 @@ class Values(_Message, frozen=True):
     values: list[bytes]
 
 
+class Names(_Message, frozen=True):
+    """Names of keys, in order."""
+
+    id: int
+    names: list[str]
+
+
 class Number(_Message, frozen=True):
     """The request of that number was carried out, and gave a number."""
 
@@ -292,7 +347,7 @@ class Notices(_Message, frozen=True):
     notices: list[Notice]
 
 
-Answer: TypeAlias = Welcome | Roster | Formed | Done | Value | Values | Number | Refused | Notices
+Answer: TypeAlias = Welcome | Roster | Formed | Done | Value | Values | Names | Number | Refused | Notices
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _request_decoder: Final = msgspec.msgpack.Decoder(Request)

@@ -1,7 +1,7 @@
 """Heartbeats: members that say every second that they are alive and where they are, and who has not for too long.
 
 A member that misses them is *stalled*: stopped, swapped out, or its interpreter is held. People are told; nothing else follows, because
-it may go on any time. Only the end of its connection makes a member lost.
+it may go on any time. Only the end of its connection makes a member lost, if it does not return over another one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 from aiodist.rendezvous.job import Member
 from aiodist.rendezvous.messages import BEAT_PROGRESS, Beat, Progress
 
-__all__ = ["STALLED_S", "Pulses", "send_beats"]
+__all__ = ["STALLED_S", "Heart", "Pulses"]
 
 STALLED_S: Final = 5.0
 """Without a heartbeat for so long a member is stalled."""
@@ -37,6 +37,10 @@ class Pulses:
         stalled, member.stalled, member.progress = member.stalled, False, progress
         return stalled
 
+    def pause(self, member: Member) -> None:
+        """The member has no connection: it can send nothing, until it is back and does."""
+        self._at.pop(member, None)
+
     def drop(self, member: Member) -> None:
         """The member is gone."""
         self._at.pop(member, None)
@@ -57,12 +61,28 @@ class Pulses:
         return next((at + STALLED_S for at in self._at.values()), None)
 
 
-async def send_beats(send: Callable[[Beat], None], progress: Callable[[], Sequence[Progress]] | None) -> NoReturn:
-    """Send a member's heartbeats until cancelled."""
-    while True:
-        try:
-            send(Beat(list(progress())[:BEAT_PROGRESS] if progress is not None else []))
-        except Exception:
-            _log.exception("what tells this member's progress failed; it is not asked again")
-            progress = None
-        await asyncio.sleep(_BEAT_S)
+class Heart:
+    """Where a member's heartbeats come from, over all its connections.
+
+    Args:
+        progress: Called for what a heartbeat tells; None: nothing.
+    """
+
+    def __init__(self, progress: Callable[[], Sequence[Progress]] | None) -> None:
+        self._progress = progress
+
+    def beat(self) -> Beat:
+        """Make a heartbeat."""
+        if self._progress is not None:
+            try:
+                return Beat(list(self._progress())[:BEAT_PROGRESS])
+            except Exception:
+                _log.exception("what tells this member's progress failed; it is not asked again")
+                self._progress = None
+        return Beat()
+
+    async def run(self, send: Callable[[Beat], None]) -> NoReturn:
+        """Send heartbeats until cancelled, the first at once."""
+        while True:
+            send(self.beat())
+            await asyncio.sleep(_BEAT_S)

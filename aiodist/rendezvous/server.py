@@ -8,6 +8,7 @@ import logging
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 from urllib.parse import quote, urlencode
@@ -16,6 +17,7 @@ from aiohttp import WSMsgType, web
 
 from aiodist.rendezvous.http import HttpApi, http_log, json_answer
 from aiodist.rendezvous.job import Limits
+from aiodist.rendezvous.journal import Journal, JournalError
 from aiodist.rendezvous.logs import log_event
 from aiodist.rendezvous.messages import (
     MEMBERS_PATH,
@@ -82,8 +84,9 @@ class RendezvousServer:
     """Serves many jobs on one port, in the event loop it is started on.
 
     Members hold a WebSocket at ``/api/v1/members``. People look at the page at ``/``; tools read ``/healthz``, ``/metrics`` and the API
-    that ``/api/v1/openapi.json`` describes. What happens is logged to ``aiodist.rendezvous``, with fields. Nothing survives the end of the
-    server, and members do not reconnect.
+    that ``/api/v1/openapi.json`` describes. What happens is logged to ``aiodist.rendezvous``, with fields. With a state directory, the
+    next server on the same address goes on with the worlds of this one, however it ended; without one, members of those worlds are
+    refused by the next.
 
     Args:
         host: The name or address to listen on. Outside the loopback interface it needs a token.
@@ -91,19 +94,30 @@ class RendezvousServer:
         token: The bearer token that everything but ``/healthz`` and the empty page asks for.
         insecure: Listen outside the loopback interface without a token all the same.
         limits: What the server holds at most.
+        state: The directory in which worlds are written down. A server whose state can not be written ends.
 
     Raises:
         ValueError: the token is empty or can not stand in an HTTP header.
     """
 
     def __init__(
-        self, host: str = "127.0.0.1", port: int = 0, *, token: str | None = None, insecure: bool = False, limits: Limits | None = None
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        token: str | None = None,
+        insecure: bool = False,
+        limits: Limits | None = None,
+        state: str | None = None,
     ) -> None:
         self._host = host
         self._port = port
         self._token = check_token(token)
         self._insecure = insecure
-        self._service = Service(limits)
+        self._state = state
+        self._journal: Journal | None = None
+        self._failure: JournalError | None = None
+        self._service = Service(limits, journalled=state is not None)
         self._limits = self._service.limits
         self._connections: dict[int, _Connection] = {}
         self._metrics = Metrics()
@@ -147,11 +161,35 @@ class RendezvousServer:
         """Listen, and serve from now on.
 
         Raises:
-            OSError: naming host and port; for example the port is in use.
+            OSError: naming host and port, for example because the port is in use; or naming the state file that can not be used.
             ValueError: the host can be reached from outside and there is no token.
         """
         if self._runner is not None:
             raise RuntimeError("the rendezvous server was started before")
+        self._journal = self._open_journal()
+        try:
+            await self._listen()
+        except BaseException:
+            if self._journal is not None:
+                self._journal.close()
+            raise
+        if self._journal is not None:
+            self._journal.start(self._fail)
+        _log.info("rendezvous listens at %s", self._address)
+        self._tell_events()
+
+    def _open_journal(self) -> Journal | None:
+        if self._state is None:
+            return None
+        journal = Journal(self._state)
+        try:
+            self._service.restore(journal.load(self._limits), asyncio.get_running_loop().time())
+        except BaseException:
+            journal.close()
+            raise
+        return journal
+
+    async def _listen(self) -> None:
         sock = listen(self._host, self._port)
         if not (is_loopback(sock) or self._token or self._insecure):
             sock.close()
@@ -172,7 +210,23 @@ class RendezvousServer:
         self._address = Address("http", host, sock.getsockname()[1])
         self._owner = asyncio.create_task(self._own(self._runner), name=f"aiodist rendezvous {self._address}")
         await asyncio.sleep(0)  # A task that is cancelled before its first step would clean nothing up.
-        _log.info("rendezvous listens at %s", self._address)
+        self._set_timer()
+
+    async def wait(self) -> None:
+        """Wait until the server is closed.
+
+        Raises:
+            OSError: it ended because its state could not be written.
+        """
+        if self._owner is not None:
+            await asyncio.wait((self._owner,))
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, error: JournalError) -> None:
+        _log.critical("the rendezvous ends: %s", error)
+        self._failure = error
+        self._stop.set()
 
     async def aclose(self) -> None:
         """Stop listening and close all connections; takes a few seconds at most. Nobody is told that members are lost."""
@@ -189,6 +243,8 @@ class RendezvousServer:
             if self._timer is not None:
                 self._timer.cancel()
             await runner.cleanup()
+            if self._journal is not None:
+                self._journal.close()
 
     def _app(self) -> web.Application:
         app = web.Application(middlewares=[self._http.guard], client_max_size=_BODY_NBYTES)
@@ -212,21 +268,22 @@ class RendezvousServer:
         connection = _Connection(next(self._numbers), request, ws, self._limits.outgoing_nbytes)
         self._connections[connection.number] = connection
         writer = asyncio.create_task(connection.write())
-        reason = "the server failed"
+        reason, may_return = "the server failed", True
         try:
-            reason = await self._converse(connection)
+            reason, may_return = await self._converse(connection)
         finally:
             del self._connections[connection.number]
             if not self._closing:
-                self._deliver(self._service.disconnect(connection.number, reason, asyncio.get_running_loop().time()))
+                now = asyncio.get_running_loop().time()
+                self._deliver(self._service.disconnect(connection.number, reason, now, may_return=may_return))
             connection.finish()
             await asyncio.wait((writer,), timeout=_CLOSE_S)
             writer.cancel()
             await ws.close()
         return ws
 
-    async def _converse(self, connection: _Connection) -> str:
-        """Take a member's frames until its connection ends, and say how it ended."""
+    async def _converse(self, connection: _Connection) -> tuple[str, bool]:
+        """Take a member's frames until its connection ends, and say how it ended, and whether the member may return."""
         limits = self._limits
         welcome = Welcome(PROTOCOL_VERSION, limits.key_nbytes, limits.value_nbytes)
         greeted = False
@@ -234,9 +291,9 @@ class RendezvousServer:
             try:
                 frame = await connection.ws.receive(timeout=None if greeted else _HELLO_S)
             except TimeoutError:
-                return "it did not say hello"
+                return "it did not say hello", False
             if frame.type not in (WSMsgType.BINARY, WSMsgType.TEXT):
-                return _why_ended(frame.type, connection.ws)
+                return _why_ended(frame.type, connection.ws), frame.type is not WSMsgType.CLOSE
             try:
                 if frame.type is WSMsgType.TEXT:
                     raise MalformedMessageError("a text frame; messages are binary")
@@ -244,7 +301,7 @@ class RendezvousServer:
             except MalformedMessageError as error:
                 self._metrics.refused["message"] += 1
                 connection.post(encode(Refused(0, "malformed", f"that is no message of protocol {PROTOCOL_VERSION}: {error}")))
-                return f"it sent what is no message: {error}"
+                return f"it sent what is no message: {error}", False
             if greeted:
                 now = asyncio.get_running_loop().time()
                 self._metrics.arrived(connection.open, request, now)
@@ -254,10 +311,24 @@ class RendezvousServer:
             connection.post(encode(refusal or welcome))
             if refusal is not None:
                 self._metrics.refused["hello"] += 1
-                return refusal.text
+                return refusal.text, False
             greeted = True
 
     def _deliver(self, deliveries: Iterable[Delivery]) -> None:
+        """Send messages as soon as what they promise is written down."""
+        if self._journal is None:
+            self._post(deliveries)
+        else:
+            self._journal.write(self._service.changes.take(), partial(self._post, deliveries))
+        self._tell_events()
+        self._set_timer()
+
+    def _tell_events(self) -> None:
+        for event in self._service.take_events():
+            self._metrics.events[event.event] += 1
+            log_event(_log, event)
+
+    def _post(self, deliveries: Iterable[Delivery]) -> None:
         """Queue messages for their connections; the same message for many of them is encoded once."""
         last: Answer | None = None
         frame = b""
@@ -269,10 +340,6 @@ class RendezvousServer:
             if connection is not None:
                 self._metrics.answered(connection.open, message, now)
                 connection.post(frame)
-        for event in self._service.take_events():
-            self._metrics.events[event.event] += 1
-            log_event(_log, event)
-        self._set_timer()
 
     def _set_timer(self) -> None:
         deadline = self._service.next_deadline()

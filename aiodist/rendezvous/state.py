@@ -6,28 +6,25 @@ at `Service.next_deadline`; so the server, a third party, judges who is late, an
 A job forms *worlds*, counted by generations. A process that was a member of generation g may join again with ``after=g`` and is then
 a founder of the next generation; a fresh process is refused while a world exists, and for a while after it ended well.
 Generations share nothing: a world's keys, barriers and gathers go with its last member.
+
+A member of a formed world whose connection breaks is *away* for a while, in which it may take up its place over another connection;
+then it is lost. After a restart all members are away. A member of a world that is not known is refused: it never forms another one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
-from aiodist.rendezvous.job import Failure, Job, Limits, Member, Ticket, World, identity, listed, name_ranks, wrong_join
+from aiodist.rendezvous.calls import Calls, Delivery
+from aiodist.rendezvous.job import AWAY, Failure, Job, Limits, Member, World, identity, listed, name_ranks, wrong_join
 from aiodist.rendezvous.logs import Event
 from aiodist.rendezvous.messages import (
-    Add,
-    Answer,
-    Barrier,
     Beat,
     Cancel,
-    Compare,
-    Delete,
     Done,
     Formed,
-    Gather,
-    Get,
     Hello,
     Join,
     Leave,
@@ -35,12 +32,13 @@ from aiodist.rendezvous.messages import (
     Notices,
     Refused,
     Request,
+    Resume,
     Roster,
-    Set,
-    Value,
+    Seen,
 )
 from aiodist.rendezvous.pulse import Pulses
-from aiodist.rendezvous.waits import Wait, Waits
+from aiodist.rendezvous.records import Changes, Saved
+from aiodist.rendezvous.waits import Absences, Wait
 
 __all__ = ["Delivery", "Service"]
 
@@ -48,24 +46,24 @@ _TOGETHER_S: Final = 0.05
 """A thousand members that leave one by one would otherwise cost half a million messages."""
 
 
-class Delivery(NamedTuple):
-    """A message for a connection."""
-
-    conn: int
-    message: Answer
-
-
 class Service:
-    """All jobs of one server."""
+    """All jobs of one server.
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    Args:
+        limits: What it holds at most.
+        journalled: Whether somebody writes `changes` down.
+    """
+
+    def __init__(self, limits: Limits | None = None, *, journalled: bool = False) -> None:
         self.limits = limits or Limits()
+        self.changes = Changes(kept=journalled)
+        self._calls = Calls(self.limits, self.changes)
+        self._waits = self._calls.waits
         self._jobs: dict[str, Job] = {}
         self._members: dict[int, Member] = {}
         self._by_id: dict[tuple[str, str], Member] = {}
-        self._waits = Waits()
+        self._absences = Absences()
         self._untold: dict[World, None] = {}
-        self._out: list[Delivery] = []
         self._events: list[Event] = []
         self._pulses = Pulses()
 
@@ -76,58 +74,80 @@ class Service:
         member = self._members.get(conn)
         match request:
             case Hello():
-                self._refuse(conn, 0, "state", "the connection said hello already")
+                self._calls.refuse(conn, 0, "state", "the connection said hello already")
             case Beat():
                 self._beat(member, request, now)
             case Cancel():
                 self._cancel(conn, request.id, now)
+            case Seen():
+                if member is not None:
+                    self._calls.seen(member, request.ids)
             case _ if self._waits.get((conn, request.id)) is not None:
-                self._refuse(conn, 0, "argument", f"request number {request.id} is in use")
+                self._calls.refuse(conn, 0, "argument", f"request number {request.id} is in use")
             case Join():
                 self._join(conn, request, now)
+            case Resume():
+                self._resume(conn, request)
             case Leave():
                 self._leave(conn, request, now)
             case _ if member is None or member.world is None:
-                self._refuse(conn, request.id, "state", "this connection is not a member of a formed world: join first")
-            case Barrier():
-                self._barrier(member, member.world, request, now)
-            case Gather():
-                self._gather(member, member.world, request, now)
+                self._calls.refuse(conn, request.id, "state", "this connection is not a member of a formed world: join first")
             case _:
-                self._key(member, member.world, request, now)
-        return self._flush()
+                self._calls.serve(member, member.world, request, now)
+        return self._calls.flush()
 
-    def disconnect(self, conn: int, reason: str, now: float) -> list[Delivery]:
-        """Take the end of a connection; the members of its world are told."""
+    def disconnect(self, conn: int, reason: str, now: float, *, may_return: bool = False) -> list[Delivery]:
+        """Take the end of a connection; the members of its world are told, unless its member may return and does so in time."""
         member = self._members.get(conn)
-        if member is not None:
+        if member is not None and member.world is not None and may_return:
+            self._go_away(member, reason, now + self.limits.absent_s)
+        elif member is not None:
             self._part(member, "lost", reason, now)
-        return self._flush()
+        return self._calls.flush()
 
     def expire(self, now: float) -> list[Delivery]:
-        """End the waits whose time is over."""
+        """End the waits whose time is over, and give up the members that did not come back in time."""
+        for member, reason in self._absences.due(now):
+            self._part(member, "lost", reason, now)
         for wait in self._waits.due(now):
-            self._late(wait, now)
+            if wait.member.world is None:
+                self._late_join(wait, now)
+            else:
+                self._calls.late(wait, wait.member.world)
         for member in self._pulses.due(now):
             self._note("stalled", member, "its heartbeats are missing")
         for world in [world for world in self._untold if world.tell_at <= now]:
             self._tell(world, now)
-        return self._flush()
+        return self._calls.flush()
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do, unless something else happens first."""
-        deadlines = [world.tell_at for world in self._untold]
-        others = (self._waits.next_deadline(), self._pulses.next_deadline())
-        return min([*deadlines, *(deadline for deadline in others if deadline is not None)], default=None)
+        others = (self._waits.next_deadline(), self._absences.next_deadline(), self._pulses.next_deadline())
+        return min([*(world.tell_at for world in self._untold), *(other for other in others if other is not None)], default=None)
+
+    def restore(self, saved: Saved, now: float) -> None:
+        """Take over what an earlier server has written down; the members may return for a while."""
+        for name, generation in saved.ended.items():
+            self._jobs[name] = Job(name, generation, ended=(generation, now + self.limits.ended_s))
+        away = f"it did not return within {self.limits.restart_s:g} s after the rendezvous was started again"
+        for world in saved.worlds:
+            job = self._jobs.setdefault(world.job, Job(world.job))
+            job.generation = max(job.generation, world.generation)
+            job.worlds[world.generation] = world
+            members = world.active()
+            for member in members:
+                self._by_id[world.job, member.id] = member
+                self._absences.add(member, now + self.limits.restart_s, away)
+            self._events.append(Event("restored", job.name, world.generation, reason=f"{len(members)} of {world.size} ranks may return"))
 
     def job(self, name: str, now: float) -> Job | None:
         """A job's records, or None where it is unknown."""
         job = self._jobs.get(name)
-        return None if job is None or job.lapse(now) else job
+        return None if job is None or self._lapse(job, now) else job
 
     def jobs(self, now: float) -> Iterator[Job]:
         """All jobs' records."""
-        return (job for job in self._jobs.values() if not job.lapse(now))
+        return (job for job in self._jobs.values() if not self._lapse(job, now))
 
     def waits(self) -> Counter[str]:
         """How many requests wait, by kind."""
@@ -144,9 +164,9 @@ class Service:
         problem = wrong_join(request, self.limits)
         known = self._by_id.get((request.job, request.member))
         if problem is not None:
-            self._refuse(conn, request.id, "argument", problem)
+            self._calls.refuse(conn, request.id, "argument", problem)
         elif self._members.get(conn) not in (None, known):
-            self._refuse(conn, request.id, "state", "this connection has joined as another member already")
+            self._calls.refuse(conn, request.id, "state", "this connection has joined as another member already")
         elif known is not None:
             self._join_again(known, conn, request, now)
         else:
@@ -156,11 +176,11 @@ class Service:
     def _join_new(self, conn: int, request: Join, now: float) -> None:
         job = self._job(request.job, now)
         if job is None:
-            self._refuse(conn, request.id, "limit", f"the rendezvous holds {self.limits.jobs} jobs and takes no more")
+            self._calls.refuse(conn, request.id, "limit", f"the rendezvous holds {self.limits.jobs} jobs and takes no more")
             return
         closed = self._closed(job, request, now)
         if closed is not None:
-            self._out.append(Delivery(conn, closed))
+            self._calls.send(conn, closed)
             self._events.append(Event("refused", job.name, job.generation, request.rank, **identity(request.info), reason=closed.text))
         else:
             self._admit(job, conn, request, now)
@@ -168,7 +188,7 @@ class Service:
     def _job(self, name: str, now: float) -> Job | None:
         job = self._jobs.get(name)
         if job is not None:
-            job.lapse(now)
+            self._lapse(job, now)
             return job
         if len(self._jobs) >= self.limits.jobs:
             for other in list(self._jobs):
@@ -200,7 +220,7 @@ class Service:
         self._members[conn] = member
         self._by_id[job.name, member.id] = member
         self._note("joined", member)
-        self._wait(member, request.id, "join", job.name, request.timeout, now)
+        self._calls.wait(member, request, "join", job.name, now)
         if first.world_size != member.world_size:
             sizes = f"world size {first.world_size} ({first.label}) and {member.world_size} ({member.label})"
             self._fail_forming(job, f"job {job.name}: members disagree on the world: {sizes}", (), now)
@@ -220,28 +240,71 @@ class Service:
             member.world = world
             self._waits.end((member.conn, member.request))
         self._events.append(Event("formed", job.name, job.generation, reason=f"{world.size} ranks"))
+        self.changes.formed(world)
         roster = Roster([member.info for member in members])
         for member in members:
             self._greet(member, world, roster)
 
     def _greet(self, member: Member, world: World, roster: Roster) -> None:
-        self._out.append(Delivery(member.conn, roster))
-        self._out.append(Delivery(member.conn, Formed(member.request, member.rank, world.size, world.generation)))
+        self._calls.send(member.conn, roster, Formed(member.request, member.rank, world.size, world.generation))
 
     def _join_again(self, member: Member, conn: int, request: Join, now: float) -> None:
         """The same join once more, because its first answer was lost; its connection may be a new one."""
         if (member.wanted, member.world_size) != (request.rank, request.world_size):
-            self._refuse(conn, request.id, "argument", "the join was sent again with another rank or world size")
+            self._calls.refuse(conn, request.id, "argument", "the join was sent again with another rank or world size")
             return
-        for wait in self._waits.of(member.conn):
-            self._end_wait(wait, "withdrawn", "the member joined again")
-        del self._members[member.conn]
-        member.conn, member.request = conn, request.id
-        self._members[conn] = member
+        self._take_up(member, conn)
+        member.request = request.id
         if member.world is None:
-            self._wait(member, request.id, "join", member.job, request.timeout, now)
+            self._calls.wait(member, request, "join", member.job, now)
         else:
+            self._calls.seen(member, list(member.told))  # another client's numbers have another meaning
+            self.changes.member(member)
             self._greet(member, member.world, Roster([other.info for other in member.world.members]))
+
+    def _resume(self, conn: int, request: Resume) -> None:
+        """Give a member its place back, over this connection."""
+        member = self._by_id.get((request.job, request.member))
+        if member is None or member.world is None or member.world.generation != request.generation:
+            self._calls.refuse(conn, request.id, "unknown", self._why_unknown(request))
+        elif self._members.get(conn) not in (None, member):
+            self._calls.refuse(conn, request.id, "state", "this connection has joined as another member already")
+        else:
+            self._take_up(member, conn)
+            pending = set(request.pending)
+            self._calls.seen(member, [number for number in member.told if number not in pending])
+            fates = [other.fate for other in member.world.members if other.fate is not None]
+            self._calls.send(conn, Done(request.id), *([Notices(fates)] if fates else []))
+
+    def _why_unknown(self, request: Resume) -> str:
+        job = self._jobs.get(request.job)
+        world = job.worlds.get(request.generation) if job is not None else None
+        for member in world.members if world is not None else ():
+            if member.id == request.member and member.fate is not None:
+                return f"rank {member.rank} of job {request.job} was given up: {member.fate.reason}"
+        return f"it knows nothing of this member of job {request.job} (world {request.generation}): it was started again without its state"
+
+    def _take_up(self, member: Member, conn: int) -> None:
+        """From now on a member speaks over this connection."""
+        if member.world is not None and member.conn != conn:
+            self._note("returned", member)
+        self._hang_up(member, "the member joined again")
+        self._absences.end(member)
+        member.conn = conn
+        self._members[conn] = member
+
+    def _go_away(self, member: Member, reason: str, until: float) -> None:
+        self._hang_up(member, "its connection ended")
+        member.conn = AWAY
+        self._pulses.pause(member)
+        self._absences.add(member, until, reason)
+        self._note("away", member, reason)
+
+    def _hang_up(self, member: Member, why: str) -> None:
+        """End what a member does over its connection."""
+        for wait in self._waits.of(member.conn):
+            self._calls.end_wait(wait, "withdrawn", why)
+        self._members.pop(member.conn, None)
 
     def _fail_forming(self, job: Job, text: str, ranks: tuple[int, ...], now: float, *, remember: bool = True) -> None:
         """Refuse everyone who takes part, and those who were still to come."""
@@ -253,7 +316,7 @@ class Service:
         for member in members:
             self._forget(member)
             self._waits.end((member.conn, member.request))
-            self._refuse(member.conn, member.request, "failed", text, ranks)
+            self._calls.refuse(member.conn, member.request, "failed", text, ranks)
 
     # -- leaving -----------------------------------------------------------------------------------------------------------------
 
@@ -261,12 +324,11 @@ class Service:
         member = self._members.get(conn)
         if member is not None:
             self._part(member, "left" if request.reason is None else "failed", request.reason or "no reason given", now)
-        self._out.append(Delivery(conn, Done(request.id)))
+        self._calls.send(conn, Done(request.id))
 
     def _part(self, member: Member, kind: Literal["lost", "left", "failed"], reason: str, now: float) -> None:
         """Take a member out, of a forming world silently, of a formed one with a notice to the others."""
-        for wait in self._waits.of(member.conn):
-            self._end_wait(wait, "withdrawn", "the member left")
+        self._hang_up(member, "the member left")
         self._forget(member)
         job, world = self._jobs[member.job], member.world
         if world is None:
@@ -275,25 +337,30 @@ class Service:
         else:
             member.fate = Notice(kind, member.rank, "it said goodbye" if kind == "left" else reason, member.info)
             self._note(kind, member, member.fate.reason)
+            self._calls.seen(member, list(member.told))
+            self.changes.member(member)
             world.untold.append(member.fate)
             if now >= world.tell_at:
                 self._tell(world, now)
             else:
                 self._untold[world] = None
-            self._answer(world.part(member))
+            self._calls.answer(world.part(member))
             if not world.active():
                 self._untold.pop(world, None)
                 del job.worlds[world.generation]
+                self.changes.over(world)
                 ended_well = all(other.fate is not None and other.fate.kind == "left" for other in world.members)
                 if ended_well and (job.ended is None or job.ended[0] < world.generation):
                     job.ended = (world.generation, now + self.limits.ended_s)
+                    self.changes.ended(world)
         self._drop_if_empty(job.name, now)
 
     def _tell(self, world: World, now: float) -> None:
         """Tell the remaining members what befell others: a first one at once, those that follow closely together."""
         self._untold.pop(world, None)
         notices, world.untold, world.tell_at = Notices(world.untold), [], now + _TOGETHER_S
-        self._out.extend(Delivery(member.conn, notices) for member in world.active())
+        for member in world.active():
+            self._calls.send(member.conn, notices)
 
     def _note(self, event: str, member: Member, reason: str | None = None) -> None:
         rank, generation = (member.wanted, 0) if member.world is None else (member.rank, member.world.generation)
@@ -305,13 +372,21 @@ class Service:
 
     def _forget(self, member: Member) -> None:
         self._pulses.drop(member)
-        del self._members[member.conn]
+        self._members.pop(member.conn, None)
+        self._absences.end(member)
         del self._by_id[member.job, member.id]
 
     def _drop_if_empty(self, name: str, now: float) -> None:
         job = self._jobs.get(name)
-        if job is not None and job.lapse(now):
+        if job is not None and self._lapse(job, now):
             del self._jobs[name]
+
+    def _lapse(self, job: Job, now: float) -> bool:
+        ended = job.ended
+        nothing_left = job.lapse(now)
+        if ended is not None and job.ended is None:
+            self.changes.ended_long_ago(job)
+        return nothing_left
 
     def _cancel(self, conn: int, request_id: int, now: float) -> None:
         member = self._members.get(conn)
@@ -320,89 +395,15 @@ class Service:
             # Also when the answer is already on its way: then the world has formed, and its other members must hear of it.
             self._part(member, "failed", "its join was cancelled", now)
         elif wait is not None:
-            self._end_wait(wait, "withdrawn", "the request was cancelled")
+            self._calls.end_wait(wait, "withdrawn", "the request was cancelled")
+        elif member is not None:
+            self._calls.seen(member, [request_id])
 
-    # -- keys, barriers, gathers -------------------------------------------------------------------------------------------------
-
-    def _key(self, member: Member, world: World, request: Request, now: float) -> None:
-        answer: Answer
-        match request:
-            case Get():
-                if request.key not in world.keys:
-                    if self._wait(member, request.id, "get", request.key, request.timeout, now):
-                        world.key_waits.setdefault(request.key, []).append((member.conn, request.id))
-                    return
-                answer = Value(request.id, world.keys[request.key])
-            case Set():
-                answer = world.set(request.id, request.key, request.value)
-            case Add():
-                answer = world.add(request)
-            case Compare():
-                answer = world.compare(request)
-            case Delete():
-                answer = world.delete(request.id, request.key)
-            case _:
-                raise TypeError(f"{type(request).__name__} is not about a key")
-        self._out.append(Delivery(member.conn, answer))
-        for ticket in world.key_waits.pop(request.key, []) if request.key in world.keys else []:
-            self._waits.end(ticket)
-            self._out.append(Delivery(ticket[0], Value(ticket[1], world.keys[request.key])))
-
-    def _barrier(self, member: Member, world: World, request: Barrier, now: float) -> None:
-        if not self._wait(member, request.id, "barrier", request.name, request.timeout, now):
-            return
-        outcome = world.enter(request, member.rank, (member.conn, request.id))
-        if isinstance(outcome, Refused):
-            self._answer([((member.conn, request.id), outcome)])
-        elif outcome is not None:
-            self._answer([(ticket, Done(ticket[1])) for ticket in outcome])
-
-    def _gather(self, member: Member, world: World, request: Gather, now: float) -> None:
-        if self._wait(member, request.id, "gather", request.name, request.timeout, now):
-            self._answer(world.gather(request, member.rank, (member.conn, request.id)))
-
-    # -- waiting -----------------------------------------------------------------------------------------------------------------
-
-    def _wait(
-        self, member: Member, request_id: int, kind: Literal["join", "get", "barrier", "gather"], name: str, timeout: float, now: float
-    ) -> bool:
-        if self._waits.count(member.conn) >= self.limits.waits:
-            self._refuse(member.conn, request_id, "limit", f"a member may wait for {self.limits.waits} things at a time")
-            return False
-        self._waits.add(Wait((member.conn, request_id), kind, name, timeout, now + timeout, member))
-        return True
-
-    def _answer(self, answers: list[tuple[Ticket, Answer]]) -> None:
-        """End waits by their answers."""
-        for ticket, answer in answers:
-            self._waits.end(ticket)
-            self._out.append(Delivery(ticket[0], answer))
-
-    def _end_wait(self, wait: Wait, code: str, text: str, ranks: tuple[int, ...] = ()) -> None:
-        self._waits.end(wait.ticket)
-        if wait.member.world is not None:
-            wait.member.world.withdraw(wait.ticket, wait.name)
-        self._refuse(*wait.ticket, code, text, ranks)
-
-    def _late(self, wait: Wait, now: float) -> None:
-        job, world, after = self._jobs[wait.member.job], wait.member.world, f"{wait.timeout:g} s"
-        if world is None:
-            missing = job.missing()
-            here = listed([f"rank {'?' if m.wanted is None else m.wanted} is {m.label}" for m in job.forming.values()])
-            text = f"job {job.name}: {name_ranks(missing)} of {wait.member.world_size} did not join within {after} ({here})"
-            self._fail_forming(job, text, tuple(missing), now, remember=False)
-            self._drop_if_empty(job.name, now)
-        elif wait.kind == "get":
-            self._end_wait(wait, "timeout", f"key {wait.name!r} of job {job.name} was not set within {after}")
-        elif wait.kind == "gather":
-            unmet = world.gathers.late(wait.ticket, wait.timeout)
-            self._end_wait(wait, unmet.code, unmet.text, unmet.ranks)
-        else:
-            self._end_wait(wait, "timeout", *world.late(wait.name, after))
-
-    def _refuse(self, conn: int, request_id: int, code: str, text: str, ranks: tuple[int, ...] = ()) -> None:
-        self._out.append(Delivery(conn, Refused(request_id, code, text, list(ranks))))
-
-    def _flush(self) -> list[Delivery]:
-        out, self._out = self._out, []
-        return out
+    def _late_join(self, wait: Wait, now: float) -> None:
+        job = self._jobs[wait.member.job]
+        missing = job.missing()
+        here = listed([f"rank {'?' if m.wanted is None else m.wanted} is {m.label}" for m in job.forming.values()])
+        who = f"{name_ranks(missing)} of {wait.member.world_size}"
+        text = f"job {job.name}: {who} did not join within {wait.timeout:g} s ({here})"
+        self._fail_forming(job, text, tuple(missing), now, remember=False)
+        self._drop_if_empty(job.name, now)

@@ -34,7 +34,7 @@ _RANKS: Final = 256
 _TEXT: Final = 255
 
 _JobState = Literal["forming", "formed", "failed", "ended"]
-_MemberState = Literal["active", "stalled", "lost", "left", "failed"]
+_MemberState = Literal["active", "away", "stalled", "lost", "left", "failed"]
 
 
 class _View(msgspec.Struct, frozen=True):
@@ -61,7 +61,8 @@ class MemberView(_View, frozen=True):
     """A rank of a formed world; host, pid and device are what the process said of itself.
 
     Attributes:
-        state: ``stalled`` is a rank whose heartbeats are missing; it may go on any time.
+        state: ``away`` is a rank whose connection broke; it may return for a while, and is lost then. ``stalled`` is one whose heartbeats
+            are missing; it may go on any time.
         reason: Why it is not active any more.
         progress: Where it is in its groups, where it tells.
     """
@@ -225,7 +226,7 @@ def list_keys(world: World, prefix: str, after: str, limit: int) -> KeyList:
 def _show_world(world: World, limit: int) -> WorldView:
     members = world.members
     if len(members) > limit:
-        members = sorted(members, key=lambda member: (member.fate is None and not member.stalled, member.rank))[:limit]
+        members = sorted(members, key=lambda member: (_member_state(member) == "active", member.rank))[:limit]
     furthest: dict[str, int] = {}
     for member in world.members:
         for one in member.progress:
@@ -268,7 +269,7 @@ def _state(job: Job) -> _JobState:
 
 
 def _member_state(member: Member) -> _MemberState:
-    return member.fate.kind if member.fate else "stalled" if member.stalled else "active"
+    return member.fate.kind if member.fate else "away" if member.away else "stalled" if member.stalled else "active"
 
 
 def _device(info: dict[str, Any]) -> str | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from aiodist.rendezvous.job import Member, Ticket
 
-__all__ = ["Wait", "Waits"]
+__all__ = ["Absences", "Kind", "Wait", "Waits"]
+
+Kind: TypeAlias = Literal["join", "get", "barrier", "gather"]
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +20,7 @@ class Wait:
     """One request that waits; ``name`` is the job's, the key's, the barrier's or the gather's."""
 
     ticket: Ticket
-    kind: Literal["join", "get", "barrier", "gather"]
+    kind: Kind
     name: str
     timeout: float
     deadline: float
@@ -81,3 +84,36 @@ class Waits:
     def __iter__(self) -> Iterator[Wait]:
         for waits in self._by_conn.values():
             yield from waits.values()
+
+
+class Absences:
+    """The members that are away and may come back, by the time until which they may."""
+
+    def __init__(self) -> None:
+        self._of: dict[Member, tuple[float, str]] = {}
+        self._heap: list[tuple[float, int, Member]] = []
+        self._numbers = itertools.count()
+
+    def add(self, member: Member, until: float, reason: str) -> None:
+        """A member is away, and lost for that reason if it is not back in time."""
+        self._of[member] = (until, reason)
+        heapq.heappush(self._heap, (until, next(self._numbers), member))
+
+    def end(self, member: Member) -> None:
+        """A member is back, or gone for good; nothing happens if it is not away."""
+        self._of.pop(member, None)
+
+    def due(self, now: float) -> Iterator[tuple[Member, str]]:
+        """The members that are lost now, with the reason; they are away no more."""
+        while (until := self.next_deadline()) is not None and until <= now:
+            member = heapq.heappop(self._heap)[2]
+            yield member, self._of.pop(member)[1]
+
+    def next_deadline(self) -> float | None:
+        """When the next of them is lost."""
+        while self._heap:
+            until, _, member = self._heap[0]
+            if self._of.get(member, (None,))[0] == until:
+                return until
+            heapq.heappop(self._heap)
+        return None

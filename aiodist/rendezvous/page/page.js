@@ -143,13 +143,14 @@ function choose(name) {
 // -- drawing -----------------------------------------------------------------------------------------------------------------------
 
 function count(byState) {
-  const order = ["active", "forming", "lost", "failed", "stalled", "left"];
+  const order = ["active", "forming", "away", "lost", "failed", "stalled", "left"];
   const known = order.filter((name) => byState[name]).concat(Object.keys(byState).filter((name) => !order.includes(name)));
   return known.map((name) => byState[name] + " " + name).join(", ");
 }
 
 function mood(summary, over) {
   if (Object.keys(summary.members_by_state).some((name) => TROUBLE.has(name)) || summary.state === "failed") return "bad";
+  if (!over && summary.members_by_state.away) return "wait";
   return over || summary.state === "ended" ? "over" : summary.state === "formed" ? "good" : "wait";
 }
 
@@ -173,7 +174,7 @@ function cell(name, label, ...children) {
 }
 
 function row(member, name) {
-  const kind = TROUBLE.has(name) ? "trouble" : name === "left" ? "over" : "";
+  const kind = TROUBLE.has(name) ? "trouble" : name === "left" ? "over" : name === "away" ? "wait" : "";
   const reason = member.reason ? make("span", { class: "reason" }, member.reason) : null;
   const stateCell = make("td", { class: "state", "data-label": "state" }, name);
   const last = member.progress?.length ? member.progress.reduce((one, other) => (other.lag > one.lag ? other : one)) : null;
