@@ -298,7 +298,8 @@ def test_worlds_leave_nothing_behind(name: str, size: int, server: ServerThread)
         assert ended.status == 0, ended.errors
         for line in ended.output.splitlines():
             counts = json.loads(line)
-            assert counts["after"] == counts["before"]
+            # Fewer is no leak: a peer that was slow to end may have been counted before.
+            assert all(counts["after"][what] <= counts["before"][what] for what in counts["before"]), counts
             assert counts["grown"] < 5_000_000, counts
         assert_clean(ended.errors)
 
