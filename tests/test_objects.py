@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import RunRanks
-from support.cases import SIZES
+from support.cases import FEW_SIZES
 from support.checks import assert_usable, error_of
 from support.oracle import assert_same
 
@@ -66,7 +66,7 @@ async def _every_form(group: aiodist.Group) -> None:
         assert repr(results) == repr(due)  # tells -0.0 from 0.0, True from 1, and the order of keys
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", FEW_SIZES)
 def test_plain_values_come_back_as_they_were(size: int, run_ranks: RunRanks) -> None:
     run_ranks(size, _every_form)
 

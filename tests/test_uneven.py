@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import RunRanks
-from support.cases import SIZES
+from support.cases import FEW_SIZES
 from support.checks import assert_usable, error_of, ramp
 from support.oracle import Array, assert_same
 
@@ -104,7 +104,7 @@ def _entry(sender: int, receiver: int, turn: int) -> Array:
 
 
 @pytest.mark.parametrize("body", [_gather_uneven, _exchange_lists, _scatter_lists])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", FEW_SIZES)
 def test_uneven_parts(size: int, body: Any, run_ranks: RunRanks) -> None:
     run_ranks(size, body)
 

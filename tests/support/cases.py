@@ -24,6 +24,7 @@ REDUCTIONS: Final = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED: Final = ("reduce", "broadcast", "gather", "scatter")
 PLACEMENTS: Final = ("private", "shared", "out", "in-place", "mixed")
 SIZES: Final = (1, 2, 3, 4, 5, 7, 8)
+FEW_SIZES: Final = (1, 2, 3, 5, 8)
 _IN_FLIGHT: Final = 5
 # The results of these lie apart from the whole of their input, so they have no place in it.
 _APART: Final = ("reduce_scatter", "scatter", "uneven all_gather", "uneven gather", "list scatter", "list all_to_all")
