@@ -19,6 +19,7 @@ __all__ = [
     "as_output",
     "as_target",
     "check_axis",
+    "check_divisible",
     "check_flag",
     "check_rank",
     "check_tag",
@@ -151,6 +152,21 @@ def check_axis(axis: Any, ndim: int | None) -> int:
     if not -ndim <= index < ndim:
         raise ValueError(f"axis {index} is out of range for an array of {ndim} dimensions")
     return index % ndim
+
+
+def check_divisible(array: np.ndarray, axis: Any, size: int) -> tuple[int, tuple[int, ...]]:
+    """Return `axis` counted from 0, and the shape of each of `size` equal parts of x along it.
+
+    Raises:
+        TypeError, ValueError: there is no such axis, or its extent is no multiple of `size`.
+    """
+    if array.ndim == 0:
+        raise ValueError("x has no axis to divide: it is 0-dimensional")
+    index = check_axis(axis, array.ndim)
+    extent = array.shape[index]
+    if extent % size:
+        raise ValueError(f"x has {extent} elements along axis {index}, which {size} ranks can not share evenly")
+    return index, (*array.shape[:index], extent // size, *array.shape[index + 1 :])
 
 
 def as_input(x: Any, name: str = "x") -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from aiodist._core import TensorFuture
 from aiodist.backends.base import Backend, Call, Form
 from aiodist.ops.arrays import kind_of
-from aiodist.ops.checks import as_input, as_output, as_target, check_axis, check_rank, check_tag, check_timeout, output_to, refusing
+from aiodist.ops.checks import as_input, as_output, as_target, check_divisible, check_rank, check_tag, check_timeout, output_to, refusing
 from aiodist.ops.lists import apart, as_inputs, as_targets, finishing, is_list, listed
 
 __all__ = ["all_to_all", "recv", "send"]
@@ -22,11 +22,7 @@ def all_to_all(backend: Backend, size: int, x: Any, axis: Any, out: Any, timeout
         if is_list(x):
             return backend.start(_of_lists(size, x, out, seconds))
         array = as_input(x)
-        if array.ndim == 0:
-            raise ValueError("x has no axis to divide: it is 0-dimensional")
-        index = check_axis(axis, array.ndim)
-        if array.shape[index] % size:
-            raise ValueError(f"x has {array.shape[index]} elements along axis {index}, which {size} ranks can not share evenly")
+        index, _ = check_divisible(array, axis, size)
         target = as_output(out, array.shape, array.dtype, array, like=x)
         if np.may_share_memory(array, target.array):
             array = array.copy()  # in place the parts that come would overwrite those that have not gone

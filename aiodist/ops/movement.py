@@ -16,6 +16,7 @@ from aiodist.ops.checks import (
     as_output,
     as_target,
     check_axis,
+    check_divisible,
     check_flag,
     check_rank,
     check_timeout,
@@ -134,12 +135,7 @@ def _given(x: Any, rank: int) -> np.ndarray:
 def _dividing(call: Call, rank: int, size: int, x: Any, axis: Any, out: Any) -> Call:
     """Complete a scatter of one array, given on the root or described elsewhere."""
     array = _given(x, rank)
-    if array.ndim == 0:
-        raise ValueError("x has no axis to divide: it is 0-dimensional")
-    call.axis = check_axis(axis, array.ndim)
-    if array.shape[call.axis] % size:
-        raise ValueError(f"x has {array.shape[call.axis]} elements along axis {call.axis}, which {size} ranks can not share evenly")
-    share = (*array.shape[: call.axis], array.shape[call.axis] // size, *array.shape[call.axis + 1 :])
+    call.axis, share = check_divisible(array, axis, size)
     own = out is not None and _is_own_slot(as_target(out), array, rank * array.nbytes // size, math.prod(array.shape[: call.axis]))
     is_root = rank == call.root
     target = as_output(out, share, array.dtype, array if is_root else None, like=x, own_slot=own)

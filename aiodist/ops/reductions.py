@@ -7,7 +7,7 @@ from typing import Any
 
 from aiodist._core import TensorFuture
 from aiodist.backends.base import Backend, Call
-from aiodist.ops.checks import as_input, as_output, check_axis, check_rank, check_timeout, refusing
+from aiodist.ops.checks import as_input, as_output, check_divisible, check_rank, check_timeout, refusing
 from aiodist.types import ReduceOp, check_reduction
 
 __all__ = ["all_reduce", "reduce", "reduce_scatter"]
@@ -56,12 +56,7 @@ def reduce_scatter(backend: Backend, size: int, x: Any, op: Any, axis: Any, out:
         seconds = check_timeout(timeout)
         reduction = ReduceOp.of(op)
         array = as_input(x)
-        if array.ndim == 0:
-            raise ValueError("x has no axis to divide: it is 0-dimensional")
-        index = check_axis(axis, array.ndim)
-        if array.shape[index] % size:
-            raise ValueError(f"x has {array.shape[index]} elements along axis {index}, which {size} ranks can not share evenly")
-        shape = (*array.shape[:index], array.shape[index] // size, *array.shape[index + 1 :])
+        index, shape = check_divisible(array, axis, size)
         target = as_output(out, shape, check_reduction(reduction, array.dtype), array, like=x)
         if size > 1 and out is not None and out is x:
             raise ValueError("out can not be x: the result is a part of it")
