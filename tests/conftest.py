@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from support.ranks import Pools, ServerThread, run_local
+from support.ranks import Pools, RankPool, ServerThread, run_local
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 RunRanks = Callable[..., list[Any]]
@@ -51,3 +51,18 @@ def run_ranks(request: pytest.FixtureRequest) -> RunRanks:
         held: Pools = request.getfixturevalue("pools")
         return lambda size, function, *args: held.get(size).run(function, *args, fresh=True)
     return lambda size, function, *args: asyncio.run(run_local(size, function, *args))
+
+
+@pytest.fixture
+def doomed(server: ServerThread) -> Iterator[Callable[..., RankPool]]:
+    """Make pools whose ranks the test will harm."""
+    made: list[RankPool] = []
+
+    def make(size: int, **environment: str) -> RankPool:
+        made.append(RankPool(server, size, **environment))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.broken = True
+        pool.close()

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,21 +27,6 @@ pytestmark = pytest.mark.timeout(60)
 
 PROMPTLY = 10.0
 """Seconds that survivors get on a busy machine; a hang lasts until the calls' timeout of 30."""
-
-
-@pytest.fixture
-def doomed(server: ServerThread) -> Iterator[Callable[..., RankPool]]:
-    """Make pools whose ranks the test will harm."""
-    made: list[RankPool] = []
-
-    def make(size: int, **environment: str) -> RankPool:
-        made.append(RankPool(server, size, **environment))
-        return made[-1]
-
-    yield make
-    for pool in made:
-        pool.broken = True
-        pool.close()
 
 
 def _value(outcome: Outcome) -> Any:

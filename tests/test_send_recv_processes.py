@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,21 +31,6 @@ COUNTS = (0, 16, 3000, MIB)
 
 kept: list[Any] = []
 """What programs leave behind unclosed, alive until the interpreter ends."""
-
-
-@pytest.fixture
-def doomed(server: ServerThread) -> Iterator[Callable[..., RankPool]]:
-    """Make pools whose ranks the test will harm."""
-    made: list[RankPool] = []
-
-    def make(size: int, **environment: str) -> RankPool:
-        made.append(RankPool(server, size, **environment))
-        return made[-1]
-
-    yield make
-    for pool in made:
-        pool.broken = True
-        pool.close()
 
 
 def _value(outcome: Outcome) -> Any:
