@@ -246,9 +246,9 @@ void Communicator::write_slot(Request& request) {
         return;
     }
     if (call.input != nullptr) {
-        copy_run(payload, call.input, call.nbytes, false);
+        passing_.copy(payload, call.input, call.nbytes);
     } else if (!call.inputs.empty()) {
-        pack(payload, call.source(), 0, call.nbytes);
+        passing_.copy(payload, call.source(), 0, call.nbytes);
     }
 }
 

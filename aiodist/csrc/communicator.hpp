@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "collectives/passing.hpp"
 #include "engine.hpp"
 #include "request.hpp"
 #include "shm/arena.hpp"
@@ -133,6 +134,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::byte* staging() const noexcept { return staging_; }
     /// Scratch of one pointer a member.
     std::vector<const void*>& pointers() noexcept { return pointers_; }
+    Passing& passing() noexcept { return passing_; }
     std::size_t staging_nbytes() const noexcept;
     /// Slots of one segment in a member's staging ring.
     std::uint64_t staging_slots() const noexcept { return members_.size() * std::uint64_t{tuning().depth}; }
@@ -243,6 +245,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::uint64_t consumed_ = 0;
     std::uint64_t large_calls_ = 0;  // so far; the same on all members when they create the same operation
     std::uint64_t cursor_ = 0;       // in the staging rings
+    Passing passing_;
 
     std::atomic<std::uint32_t> pending_{0};
     std::atomic<std::int32_t> engine_requests_{0};

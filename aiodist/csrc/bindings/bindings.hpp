@@ -45,6 +45,7 @@ class Ref {
 
 /// Call before taking the GIL back: once the interpreter is going (see shutdown() in module.cpp), a daemon thread stays
 /// where it is. Let in, it would be unwound by CPython in the middle of C++ frames, which ends the process.
+bool stays_out_at_exit() noexcept;
 void stay_out_at_exit() noexcept;
 
 /// While one lives, other Python threads run.

@@ -112,8 +112,10 @@ void shutdown() {
 
 void come_in_at_exit() noexcept { needed_at_exit = true; }
 
+bool stays_out_at_exit() noexcept { return exiting.load(std::memory_order_seq_cst) && !needed_at_exit; }
+
 void stay_out_at_exit() noexcept {
-    while (exiting.load(std::memory_order_seq_cst) && !needed_at_exit) {
+    while (stays_out_at_exit()) {
         ::pause();  // until the process ends
     }
 }

@@ -88,6 +88,9 @@ bool drain(LoopPort& port) {
     std::vector<std::uint64_t> ids;
     ids.swap(port.ids);
     port.port->take(ids);
+    if (stays_out_at_exit()) {
+        ids.clear();  // a daemon thread's loop: what it would print meets the locks of a finalizing interpreter
+    }
     PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
     for (const std::uint64_t id : ids) {
         const auto found = port.table.find(id);

@@ -156,8 +156,9 @@ class FoldOperation final : public Operation {
             if (!folds(q)) {
                 continue;
             }
-            pack(communicator_.staging() + ring(q, round), own_input(chunk),
-                 round * elements_ * reduction_.in_itemsize(), count(chunk, round) * reduction_.in_itemsize());
+            communicator_.passing().copy(communicator_.staging() + ring(q, round), own_input(chunk),
+                                         round * elements_ * reduction_.in_itemsize(),
+                                         count(chunk, round) * reduction_.in_itemsize());
         }
         publish(communicator_.mine().staged, ++staged_);
         return true;
@@ -205,7 +206,7 @@ class FoldOperation final : public Operation {
             const std::size_t some = std::min(block, all - done);
             fold_.run(block_.data(), first + done, some);
             if (slot != nullptr) {
-                copy_cached(slot + done * item, block_.data(), some * item);
+                copy_run(slot + done * item, block_.data(), some * item, communicator_.passing().around());
             }
             unpack(result, done * item, block_.data(), some * item, streaming_ || (slot == nullptr && result_is_read_));
         }

@@ -121,7 +121,8 @@ class PullOperation final : public Operation {
             const int q = (rank_ + step) % size_;
             const std::size_t count = nbytes(rank_, q, round);
             if (count != 0) {
-                pack(communicator_.staging() + slot(q, round), blocks_.own(q), round * segment_, count);
+                communicator_.passing().copy(communicator_.staging() + slot(q, round), blocks_.own(q), round * segment_,
+                                             count);
             }
             if (count != 0 && !blocks_.apart()) {
                 break;

@@ -68,7 +68,7 @@ void FoldInto::run(std::byte* out, std::size_t first, std::size_t count) {
                 pointers_[q] = rows.base + offset;
             } else {
                 std::byte* const packed = scratch_.data() + q * kScratchNbytes;
-                pack(packed, rows, offset, some * item);
+                pack(packed, rows, offset, some * item, false);
                 pointers_[q] = packed;
             }
         }

@@ -80,10 +80,12 @@ inline void copy_run(std::byte* to, const std::byte* from, std::size_t nbytes, b
     (streaming && nbytes >= kWorthStreaming ? copy_streaming : copy_cached)(to, from, nbytes);
 }
 
-/// Copies bytes [offset, offset + nbytes) of the block into a contiguous place that is read again soon.
-inline void pack(std::byte* to, const Rows<const std::byte>& from, std::size_t offset, std::size_t nbytes) {
-    from.runs(offset, nbytes,
-              [to](const std::byte* at, std::size_t done, std::size_t count) { copy_cached(to + done, at, count); });
+/// Copies bytes [offset, offset + nbytes) of the block into a contiguous place.
+inline void pack(std::byte* to, const Rows<const std::byte>& from, std::size_t offset, std::size_t nbytes,
+                 bool streaming) {
+    from.runs(offset, nbytes, [to, streaming](const std::byte* at, std::size_t done, std::size_t count) {
+        copy_run(to + done, at, count, streaming);
+    });
 }
 
 /// Copies a contiguous piece over bytes [offset, offset + nbytes) of the block; `streaming` where that is past the

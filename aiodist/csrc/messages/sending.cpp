@@ -116,8 +116,8 @@ bool Messages::stage(Sending& sending) {
         head->chunks[index] = sending.chunks.back();
     }
     const std::uint64_t count = std::min({kPiece, until - sending.staged, sending.chunk_nbytes - within});
-    copy_cached(arena.at(sending.chunks[index]) + sizeof(ChunkHead) + within,
-                sending.request->call.input + sending.staged, count);
+    communicator_.passing().copy(arena.at(sending.chunks[index]) + sizeof(ChunkHead) + within,
+                                 sending.request->call.input + sending.staged, count);
     sending.staged += count;
     // seq_cst: releases the data; before the load in wake_sleepers()
     head->staged.store(sending.staged, std::memory_order_seq_cst);
