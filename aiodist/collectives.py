@@ -8,9 +8,9 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 from aiodist import _core
 from aiodist._core import TensorFuture
+from aiodist.backends.base import COLLECTIVE_CODES
 from aiodist.backends.host import HostBackend
 from aiodist.ops import exchange, many, movement, objects, reductions
-from aiodist.ops.checks import reason_of
 from aiodist.types import ReduceOp
 
 __all__ = ["Collectives"]
@@ -20,24 +20,15 @@ _R = TypeVar("_R")
 _Method: TypeAlias = Callable[Concatenate["Collectives", _P], TensorFuture[_R]]
 
 
-def _in_order(collective: str) -> Callable[[_Method[_P, _R]], _Method[_P, _R]]:
+def _in_order(collective: str, *, plain: bool = False) -> Callable[[_Method[_P, _R]], _Method[_P, _R]]:
     """Let a call whose arguments do not fit the method's signature take its place all the same, as one that was refused.
 
-    What the method itself finds wrong it refuses itself.
+    What the method itself finds wrong it refuses itself. With `plain` there is a native form, which serves calls with plain arrays
+    without coming here.
     """
 
     def decorate(method: _Method[_P, _R]) -> _Method[_P, _R]:
-        @functools.wraps(method)
-        def call(self: Collectives, /, *args: _P.args, **kwargs: _P.kwargs) -> TensorFuture[_R]:
-            try:
-                return method(self, *args, **kwargs)
-            except TypeError as error:
-                frame = error.__traceback__
-                if frame is not None and frame.tb_next is None:  # raised by calling, not inside
-                    self._backend.refuse(collective, reason_of(error))
-                raise
-
-        return cast(_Method[_P, _R], call)
+        return cast(_Method[_P, _R], functools.update_wrapper(_core.Collective(COLLECTIVE_CODES[collective], method, plain), method))
 
     return decorate
 
@@ -48,8 +39,6 @@ class Collectives(_core.GroupCore):
     Every collective is a plain function: it takes its place in the group's order and starts at once, never blocks on a peer, and returns
     a `TensorFuture`. Awaiting that any number of times gives the result or raises; cancelling an await leaves the collective running,
     since peers are in it. What goes in must not change until the future is done.
-
-    `all_reduce` of plain arrays is native and documented there.
     """
 
     @property
@@ -57,11 +46,29 @@ class Collectives(_core.GroupCore):
         # Made when asked for: kept, it would be a reference cycle, and a dropped group would not be noticed at once.
         return HostBackend(self)
 
-    def _all_reduce(self, x: Any, op: Any, out: Any, timeout: Any) -> TensorFuture[Any]:
-        # What all_reduce calls for everything but plain arrays.
+    @_in_order("all_reduce", plain=True)
+    def all_reduce(self, x: Any, op: ReduceOp | str = "sum", *, out: Any = None, timeout: float | None = None) -> TensorFuture[Any]:
+        """Combine the arrays of all ranks, element by element, in rank order.
+
+        Every rank ends with result[i] = op over r of x_r[i], the same bits on all of them.
+
+        Args:
+            x: An array of the same shape and dtype on every rank. It must not change until the future is done.
+            op: A `ReduceOp` or its name: sum, prod, min, max, mean, band, bor, bxor.
+            out: Array for the result, of x's shape and the result's dtype; `out is x` works in place.
+            timeout: Seconds from now until the call fails; None is the group's.
+
+        Returns:
+            A `TensorFuture` of an array like x; of float64 where op is mean and x holds integers.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong; the peers of the call get `PeerRefusedError`.
+
+        The call is issued at once and never blocks on a peer. Cancelling an await leaves it running.
+        """
         return reductions.all_reduce(self._backend, x, op, out, timeout)
 
-    @_in_order("reduce")
+    @_in_order("reduce", plain=True)
     def reduce(
         self, x: Any, op: ReduceOp | str = "sum", root: int = 0, *, out: Any = None, timeout: float | None = None
     ) -> TensorFuture[Any]:
@@ -84,7 +91,7 @@ class Collectives(_core.GroupCore):
         """
         return reductions.reduce(self._backend, self.rank, self.size, x, op, root, out, timeout)
 
-    @_in_order("reduce_scatter")
+    @_in_order("reduce_scatter", plain=True)
     def reduce_scatter(
         self, x: Any, op: ReduceOp | str = "sum", axis: int = 0, *, out: Any = None, timeout: float | None = None
     ) -> TensorFuture[Any]:
@@ -129,7 +136,7 @@ class Collectives(_core.GroupCore):
         """
         return many.all_reduce_many(self._backend, xs, op, out, timeout)
 
-    @_in_order("broadcast")
+    @_in_order("broadcast", plain=True)
     def broadcast(self, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None) -> TensorFuture[Any]:
         """Give every rank the root's array.
 
@@ -171,7 +178,7 @@ class Collectives(_core.GroupCore):
         """
         return many.broadcast_many(self._backend, self.rank, self.size, xs, root, out, timeout)
 
-    @_in_order("all_gather")
+    @_in_order("all_gather", plain=True)
     def all_gather(
         self, x: Any, axis: int = 0, uneven: bool = False, *, out: Any = None, timeout: float | None = None
     ) -> TensorFuture[Any]:
@@ -193,7 +200,7 @@ class Collectives(_core.GroupCore):
         """
         return movement.all_gather(self._backend, self.rank, self.size, x, axis, uneven, out, timeout)
 
-    @_in_order("gather")
+    @_in_order("gather", plain=True)
     def gather(
         self, x: Any, root: int = 0, axis: int = 0, uneven: bool = False, *, out: Any = None, timeout: float | None = None
     ) -> TensorFuture[Any]:
@@ -216,7 +223,7 @@ class Collectives(_core.GroupCore):
         """
         return movement.gather(self._backend, self.rank, self.size, x, root, axis, uneven, out, timeout)
 
-    @_in_order("scatter")
+    @_in_order("scatter", plain=True)
     def scatter(self, x: Any, root: int = 0, axis: int = 0, *, out: Any = None, timeout: float | None = None) -> TensorFuture[Any]:
         """Give every rank its share of the root's array.
 
@@ -238,7 +245,7 @@ class Collectives(_core.GroupCore):
         """
         return movement.scatter(self._backend, self.rank, self.size, x, root, axis, out, timeout)
 
-    @_in_order("all_to_all")
+    @_in_order("all_to_all", plain=True)
     def all_to_all(self, x: Any, axis: int = 0, *, out: Any = None, timeout: float | None = None) -> TensorFuture[Any]:
         """Give every rank a share of every rank's array.
 
@@ -261,6 +268,7 @@ class Collectives(_core.GroupCore):
         """
         return exchange.all_to_all(self._backend, self.size, x, axis, out, timeout)
 
+    @_in_order("send", plain=True)
     def send(self, x: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> TensorFuture[None]:
         """Send an array to one rank, which calls `recv`. Stands outside the order of the collectives.
 
@@ -281,6 +289,7 @@ class Collectives(_core.GroupCore):
         """
         return exchange.send(self._backend, self.size, x, dst, tag, timeout)
 
+    @_in_order("recv", plain=True)
     def recv(self, src: int, tag: int = 0, *, out: Any = None, timeout: float | None = None) -> TensorFuture[Any]:
         """Receive an array from one rank, which calls `send`. Stands outside the order of the collectives.
 
@@ -301,7 +310,7 @@ class Collectives(_core.GroupCore):
         """
         return exchange.recv(self._backend, self.size, src, tag, out, timeout)
 
-    @_in_order("barrier")
+    @_in_order("barrier", plain=True)
     def barrier(self, *, timeout: float | None = None) -> TensorFuture[None]:
         """Resolve once every rank has called it.
 

@@ -150,7 +150,7 @@ def test_the_stub_has_the_signatures_of_the_compiled_module() -> None:
         if isinstance(node, ast.FunctionDef) and callable(function) and (told := compiled_parameters(function)) is not None:
             compared.add(name)
             assert parameters(node) == told, name
-    assert {"reserve", "GroupCore.all_reduce", "TensorFuture.result", "TensorFuture.add_done_callback"} <= compared
+    assert {"reserve", "TensorFuture.result", "TensorFuture.add_done_callback"} <= compared
 
 
 def test_everything_public_in_the_compiled_module_has_a_docstring() -> None:

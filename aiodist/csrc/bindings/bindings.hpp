@@ -163,4 +163,7 @@ PyObject* new_future(RequestRef request, Ref group, Ref input, Ref result, Ref f
 // group.cpp
 bool add_group_type(PyObject* module);
 
+// collective.cpp
+bool add_collective_type(PyObject* module);
+
 }  // namespace aiodist::python

@@ -17,7 +17,7 @@ PyObject* start(GroupObject& group, Call&& call, Clock::duration timeout, Ref in
 Clock::duration timeout_of(const GroupObject& group, PyObject* timeout);
 /// Posts a refused call in the caller's place. Throws where even that fails.
 void refuse(GroupObject& group, Collective collective, const char* reason);
-PyObject* group_all_reduce(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names);
+bool is_group(PyObject* object) noexcept;
 PyType_Spec& group_spec();
 
 }  // namespace aiodist::python

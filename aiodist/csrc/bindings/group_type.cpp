@@ -324,30 +324,10 @@ PyObject* get_closed(PyObject* self, void*) {
 }
 
 PyMethodDef methods[] = {
-    {"all_reduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(group_all_reduce)),
-     METH_FASTCALL | METH_KEYWORDS,
-     PyDoc_STR(
-         "all_reduce($self, x, op='sum', *, out=None, timeout=None)\n--\n\n"
-         "Combine the arrays of all ranks, element by element, in rank order.\n\n"
-         "Every rank ends with result[i] = op over r of x_r[i], the same bits on all of them.\n\n"
-         "Args:\n"
-         "    x: An array of the same shape and dtype on every rank. It must not change until the future is done.\n"
-         "    op: A `ReduceOp` or its name: sum, prod, min, max, mean, band, bor, bxor.\n"
-         "    out: Array for the result, of x's shape and the result's dtype; `out is x` works in place.\n"
-         "    timeout: Seconds from now until the call fails; None is the group's.\n\n"
-         "Returns:\n"
-         "    A `TensorFuture` of an array like x; of float64 where op is mean and x holds integers.\n\n"
-         "Raises:\n"
-         "    TypeError, ValueError: an argument is wrong; the peers of the call get `PeerRefusedError`.\n\n"
-         "The call is issued at once and never blocks on a peer. Cancelling an await leaves it running.")},
-    {"_start", group_start, METH_VARARGS, nullptr},
-    {"_refuse", group_refuse, METH_VARARGS, nullptr},
-    {"_abort", group_abort, METH_O, nullptr},
-    {"_adopt", group_adopt, METH_O, nullptr},
-    {"_latest", group_latest, METH_NOARGS, nullptr},
-    {"_drained", group_drained, METH_NOARGS, nullptr},
-    {"_close", group_close, METH_NOARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr}};
+    {"_start", group_start, METH_VARARGS, nullptr},  {"_refuse", group_refuse, METH_VARARGS, nullptr},
+    {"_abort", group_abort, METH_O, nullptr},        {"_adopt", group_adopt, METH_O, nullptr},
+    {"_latest", group_latest, METH_NOARGS, nullptr}, {"_drained", group_drained, METH_NOARGS, nullptr},
+    {"_close", group_close, METH_NOARGS, nullptr},   {nullptr, nullptr, 0, nullptr}};
 PyGetSetDef properties[] = {{"rank", get_rank, nullptr, "This process's rank in the group.", nullptr},
                             {"size", get_size, nullptr, "Number of members.", nullptr},
                             {"name", get_name, nullptr, "Name of the group.", nullptr},

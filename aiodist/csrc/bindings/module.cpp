@@ -154,7 +154,8 @@ NB_MODULE(_core, m) {
             PyErr_SetString(PyExc_OSError, failure.what());
         }
     });
-    if (!import_numpy() || !add_port_type(m.ptr()) || !add_future_type(m.ptr()) || !add_group_type(m.ptr())) {
+    if (!import_numpy() || !add_port_type(m.ptr()) || !add_future_type(m.ptr()) || !add_group_type(m.ptr()) ||
+        !add_collective_type(m.ptr())) {
         throw nb::python_error();
     }
     nb::class_<ProcessHandle>(m, "Process", "A process whose memory this one reads.")
