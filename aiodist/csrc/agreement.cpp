@@ -43,10 +43,12 @@ bool fits_share(const HeaderCopy& root, const HeaderCopy& other, int size) {
     if (has(root, kList)) {
         return true;  // whether it has the shape of its array is a matter of its `out`: see misfits()
     }
-    Shape share = root.shape;
-    share.dims[static_cast<std::size_t>(root.head.axis)] /= static_cast<std::uint64_t>(size);
-    return share.ndim == other.shape.ndim &&
-           std::equal(share.dims.begin(), share.dims.begin() + share.ndim, other.shape.dims.begin());
+    bool fits = root.shape.ndim == other.shape.ndim;
+    for (std::size_t i = 0; fits && i < root.shape.ndim; ++i) {
+        const bool divided = i == static_cast<std::size_t>(root.head.axis);
+        fits = other.shape.dims[i] == root.shape.dims[i] / static_cast<std::uint64_t>(divided ? size : 1);
+    }
+    return fits;
 }
 
 /// True where `other` means the axis along which the root of a scatter divides. A receiver that does not know how many
@@ -143,7 +145,9 @@ bool Communicator::read_header(int q, std::uint64_t seq, HeaderCopy& copy) {
     copy.shape.ndim = head.ndim;
     std::memcpy(copy.shape.dims.data(), at + sizeof head, shape_nbytes);
     const char* const rest = reinterpret_cast<const char*>(at + sizeof head + shape_nbytes);
-    copy.text.assign(rest + head.table_nbytes, head.text_nbytes);
+    if (head.text_nbytes != 0 || !copy.text.empty()) {
+        copy.text.assign(rest + head.table_nbytes, head.text_nbytes);
+    }
     copy.payload = at + payload_at(meta_nbytes, head.nbytes);
     if (refused(copy)) {
         return true;  // nothing of it is used but its text

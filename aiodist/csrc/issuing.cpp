@@ -3,16 +3,32 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <ctime>
 
 #include "communicator.hpp"
 
 namespace aiodist {
+namespace {
+
+/// The clock that costs a fifth is behind by up to a tick of the system, 10 ms at most: long timeouts may as well end
+/// by that much later.
+TimePoint deadline_after(Clock::duration timeout) {
+    constexpr Clock::duration kLong = std::chrono::seconds(1);
+    constexpr Clock::duration kTick = std::chrono::milliseconds(10);
+    timespec now{};
+    if (timeout < kLong || ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now) != 0) {
+        return Clock::now() + timeout;
+    }
+    return TimePoint(std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec)) + kTick + timeout;
+}
+
+}  // namespace
 
 RequestRef Communicator::start(Call&& call, Clock::duration timeout) {
     ensure_staging(call);
     RequestRef request = RequestRef::adopt(new Request(shared_from_this(), std::move(call)));
     request->timeout = timeout;
-    request->deadline = Clock::now() + timeout;
+    request->deadline = deadline_after(timeout);
     home_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     {
         const std::lock_guard lock(issue_mutex_);

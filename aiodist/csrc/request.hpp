@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -58,7 +59,16 @@ class Port {
 /// The extents of an array in elements.
 struct Shape {
     std::uint8_t ndim = 0;
-    std::array<std::uint64_t, kMaxDims> dims;  // the first ndim count; the rest is not even initialised
+    std::array<std::uint64_t, kMaxDims> dims;  // the first ndim count; the rest is not even initialised, or copied
+
+    Shape() noexcept {}  // not defaulted: that would zero the extents wherever a Shape is value-initialised
+    Shape(const Shape& other) noexcept { *this = other; }
+    Shape& operator=(const Shape& other) noexcept {
+        ndim = other.ndim;
+        std::copy_n(other.dims.begin(), std::min<std::size_t>(ndim, kMaxDims), dims.begin());
+        return *this;
+    }
+    ~Shape() = default;
 };
 
 /// One call as its rank asked for it. The caller keeps `input` and `output` alive until the request is done.

@@ -23,6 +23,10 @@ std::unordered_map<PyObject*, Known>& known_codes() {
     return *map;
 }
 Engine* known_engine = nullptr;
+// The latest call site: most programs call from one place many times.
+PyObject* latest_code = nullptr;  // kept alive by known_codes()
+int latest_instruction = 0;
+std::uint32_t latest_site = 0;
 
 Known& known_of(PyObject* code) {
     auto& codes = known_codes();
@@ -31,6 +35,7 @@ Known& known_of(PyObject* code) {
         return found->second;
     }
     if (codes.size() >= kMostSites) {
+        latest_code = nullptr;
         for (auto& [old, known] : codes) {
             Py_DECREF(old);
         }
@@ -43,6 +48,12 @@ Known& known_of(PyObject* code) {
     return codes.emplace(Py_NewRef(code), std::move(known)).first->second;
 }
 
+std::uint32_t latest(PyObject* code, int instruction, std::uint32_t site) noexcept {
+    latest_code = code;
+    latest_instruction = instruction;
+    return latest_site = site;
+}
+
 }  // namespace
 
 void set_package_folder(const std::string& folder) { package_folder = folder; }
@@ -53,24 +64,28 @@ std::uint32_t call_site() {
         for (auto& [code, known] : known_codes()) {
             known.sites.clear();
         }
+        latest_code = nullptr;
         known_engine = present;
     }
     Ref frame = Ref::share(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
     while (frame) {
         auto* const at = reinterpret_cast<PyFrameObject*>(frame.get());
         const Ref code = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(at)));
+        const int instruction = PyFrame_GetLasti(at);
+        if (code.get() == latest_code && instruction == latest_instruction) {
+            return latest_site;
+        }
         Known& known = known_of(code.get());
         if (!known.internal) {
-            const int instruction = PyFrame_GetLasti(at);
             const auto found = known.sites.find(instruction);
             if (found != known.sites.end()) {
-                return found->second;
+                return latest(code.get(), instruction, found->second);
             }
             const char* const file = PyUnicode_AsUTF8(reinterpret_cast<PyCodeObject*>(code.get())->co_filename);
             const std::string text =
                 std::string(file != nullptr ? file : "?") + ":" + std::to_string(PyFrame_GetLineNumber(at));
             PyErr_Clear();
-            return known.sites[instruction] = present->site(text);
+            return latest(code.get(), instruction, known.sites[instruction] = present->site(text));
         }
         frame = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(at)));
     }

@@ -45,6 +45,16 @@ void pause() noexcept {
 #endif
 }
 
+#if defined(__x86_64__)
+__attribute__((target("prfchw")))
+#endif
+void expect_to_write(const void* at, std::size_t nbytes) noexcept {
+    constexpr std::size_t kLineNbytes = 64;
+    for (std::size_t done = 0; done < nbytes; done += kLineNbytes) {
+        __builtin_prefetch(static_cast<const std::byte*>(at) + done, 1);
+    }
+}
+
 bool Backoff::wait() noexcept {
     if (turn_ < pauses_) {
         pause();

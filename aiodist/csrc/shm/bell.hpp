@@ -36,6 +36,9 @@ bool sleep_on(int first, int second, int third, Clock::duration at_most) noexcep
 /// Tells the processor that this is a waiting loop.
 void pause() noexcept;
 
+/// Tells the processor that this thread is about to write `nbytes` from `at` on, which another core may hold.
+void expect_to_write(const void* at, std::size_t nbytes) noexcept;
+
 /// Waiting between looks at a flag: a few pauses, then yields; afterwards it is time to sleep. The pauses only pay when
 /// whoever is waited for runs on another core at the same time; the yields are what lets more ranks than cores make
 /// progress.
