@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 
 from aiohttp import WSMsgType, web
 
+from aiodist.config import DEFAULT_TIMEOUT
 from aiodist.rendezvous.http import HttpApi, http_log, json_answer
 from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.journal import Journal, JournalError
@@ -34,6 +35,7 @@ from aiodist.rendezvous.metrics import Metrics, Open
 from aiodist.rendezvous.openapi import ErrorBody
 from aiodist.rendezvous.sockets import Address, check_token, is_loopback, keep_alive, listen
 from aiodist.rendezvous.state import Delivery, Service
+from aiodist.rendezvous.xml_door import BOARD, XmlDoor
 
 __all__ = ["RendezvousServer"]
 
@@ -95,6 +97,7 @@ class RendezvousServer:
         insecure: Listen outside the loopback interface without a token all the same.
         limits: What the server holds at most.
         state: The directory in which worlds are written down. A server whose state can not be written ends.
+        xml_wait: Seconds that the XML-RPC calls of `aiodist.sync` may wait, which are answered at ``/RPC2``.
 
     Raises:
         ValueError: the token is empty or can not stand in an HTTP header.
@@ -109,6 +112,7 @@ class RendezvousServer:
         insecure: bool = False,
         limits: Limits | None = None,
         state: str | None = None,
+        xml_wait: float = DEFAULT_TIMEOUT,
     ) -> None:
         self._host = host
         self._port = port
@@ -119,6 +123,7 @@ class RendezvousServer:
         self._failure: JournalError | None = None
         self._service = Service(limits, journalled=state is not None)
         self._limits = self._service.limits
+        self._xml_wait = xml_wait
         self._connections: dict[int, _Connection] = {}
         self._metrics = Metrics()
         self._http = HttpApi(self._service, self._metrics, self._token, lambda: len(self._connections))
@@ -140,6 +145,17 @@ class RendezvousServer:
         if self._address is None:
             raise RuntimeError("the rendezvous server has no address before it is started")
         return str(self._address)
+
+    @property
+    def port(self) -> int:
+        """The real port.
+
+        Raises:
+            RuntimeError: the server was not started.
+        """
+        if self._address is None:
+            raise RuntimeError("the rendezvous server has no port before it is started")
+        return self._address.port
 
     def page_link(self, job: str | None = None) -> str:
         """Return the link to the page, on a job if one is named. It carries the token, in the part that browsers do not send.
@@ -250,6 +266,7 @@ class RendezvousServer:
         app = web.Application(middlewares=[self._http.guard], client_max_size=_BODY_NBYTES)
         self._http.install(app)
         app.router.add_get(MEMBERS_PATH, self._serve_member, allow_head=False)
+        XmlDoor(lambda: self._service.board(BOARD), self._limits, lambda: self.port, self._xml_wait).install(app)
         app.on_shutdown.append(self._close_connections)
         return app
 
