@@ -19,7 +19,6 @@ from aiodist.launch_process import signal_name
 from aiodist.rendezvous.sockets import Address
 from aiodist.sync.launched import Place
 from aiodist.sync.parcel import Call, Outcome, memory, put, take
-from aiodist.sync.server import Client, Server
 
 __all__ = ["Launcher", "launcher"]
 
@@ -59,7 +58,7 @@ def launcher(
         rank_start: The first rank of this machine.
         master_ip: Name or address of the machine of rank 0. For other machines AIODIST_TOKEN must be the same secret on all of them.
         port: Port of the rendezvous; 0 takes a free one, where all ranks are on this machine.
-        device_type: What `n_gpus` counts unless it is given: ``gpu`` (also ``cuda``, ``xpu``), ``cpu`` (usable cores), or ``auto``, which
+        device_type: What `n_gpus` counts unless it is given: ``gpu`` (or ``cuda``), ``cpu`` (usable cores), or ``auto`` (or ``xpu``), which
             is GPUs where there are any and else cores.
         backend: As `init_process_group` takes it.
 
@@ -145,6 +144,9 @@ class Launcher:
 
     def _meet(self, stack: ExitStack) -> tuple[int, str | None]:
         """Serve the rendezvous, or wait for the one that another machine serves; returns its port and token."""
+        # Not before it is needed: ``python -m aiodist.sync.server`` wants to find it unloaded.
+        from aiodist.sync.server import Client, Server
+
         token = Settings.from_env().token
         if self.rank_start > 0:
             Client(self.master_ip, self.port)
@@ -205,6 +207,6 @@ def _device_count(device_type: str) -> int:
     if device_type == "cpu":
         return cores
     gpus = len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)])
-    if gpus == 0 and device_type != "auto":
+    if gpus == 0 and device_type not in ("auto", "xpu"):
         raise ValueError(f"this machine has no device of type {device_type!r}: give n_gpus, or device_type='cpu'")
     return gpus or cores
