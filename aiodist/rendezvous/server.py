@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 from aiohttp import WSMsgType, web
 
-from aiodist.config import DEFAULT_TIMEOUT
+from aiodist.config import DEFAULT_TIMEOUT, Settings
 from aiodist.rendezvous.http import HttpApi, http_log, json_answer
 from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.journal import Journal, JournalError
@@ -86,9 +86,9 @@ class RendezvousServer:
     """Serves many jobs on one port, in the event loop it is started on.
 
     Members hold a WebSocket at ``/api/v1/members``. People look at the page at ``/``; tools read ``/healthz``, ``/metrics`` and the API
-    that ``/api/v1/openapi.json`` describes. What happens is logged to ``aiodist.rendezvous``, with fields. With a state directory, the
-    next server on the same address goes on with the worlds of this one, however it ended; without one, members of those worlds are
-    refused by the next.
+    that ``/api/v1/openapi.json`` describes. ``/RPC2`` answers the calls of `aiodist.sync`, which wait for AIODIST_TIMEOUT seconds. What
+    happens is logged to ``aiodist.rendezvous``, with fields. With a state directory, the next server on the same address goes on with the
+    worlds of this one, however it ended; without one, members of those worlds are refused by the next.
 
     Args:
         host: The name or address to listen on. Outside the loopback interface it needs a token.
@@ -97,10 +97,9 @@ class RendezvousServer:
         insecure: Listen outside the loopback interface without a token all the same.
         limits: What the server holds at most.
         state: The directory in which worlds are written down. A server whose state can not be written ends.
-        xml_wait: Seconds that the XML-RPC calls of `aiodist.sync` may wait, which are answered at ``/RPC2``.
 
     Raises:
-        ValueError: the token is empty or can not stand in an HTTP header.
+        ValueError: the token is empty or can not stand in an HTTP header, or AIODIST_TIMEOUT is no time.
     """
 
     def __init__(
@@ -112,7 +111,6 @@ class RendezvousServer:
         insecure: bool = False,
         limits: Limits | None = None,
         state: str | None = None,
-        xml_wait: float = DEFAULT_TIMEOUT,
     ) -> None:
         self._host = host
         self._port = port
@@ -123,7 +121,7 @@ class RendezvousServer:
         self._failure: JournalError | None = None
         self._service = Service(limits, journalled=state is not None)
         self._limits = self._service.limits
-        self._xml_wait = xml_wait
+        self._xml_wait = Settings.from_env().timeout or DEFAULT_TIMEOUT
         self._connections: dict[int, _Connection] = {}
         self._metrics = Metrics()
         self._http = HttpApi(self._service, self._metrics, self._token, lambda: len(self._connections))

@@ -43,7 +43,7 @@ def launcher(
 
     - The first rank that fails ends the rest: they get 2 s to report their own errors, then SIGTERM. Its exception is raised here, with its
       traceback as the cause. What the ranks print comes out here, each line with its rank before it.
-    - Ctrl-C ends all ranks and raises KeyboardInterrupt. When this process is killed, its ranks are ended too.
+    - Ctrl-C ends all ranks and raises KeyboardInterrupt, where the main thread launched them. When this process is killed, its ranks end.
     - The processes are no forks. A function of an imported module is imported there; one of the script itself or of a notebook, or one that
       was made inside another function, travels by value with the globals it uses. Arguments and results are pickled (by cloudpickle), in
       memory that no other process finds.

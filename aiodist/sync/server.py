@@ -60,9 +60,7 @@ class Server:
         from aiodist.rendezvous.server import RendezvousServer
 
         _check_port(port, 0)
-        settings = Settings.from_env()
-        wait = settings.timeout or DEFAULT_TIMEOUT
-        self._server = RendezvousServer(host, port, token=settings.token if token is None else token, xml_wait=wait)
+        self._server = RendezvousServer(host, port, token=Settings.from_env().token if token is None else token)
         self._control = ControlThread()
         self._end = weakref.finalize(self, self._control.close)
         try:
