@@ -84,6 +84,13 @@ def dial(port: int, name: str, *params: Any) -> socket.socket:
     return sock
 
 
+def hang_up(port: int, name: str, *params: Any) -> None:
+    """Make a call, and leave once it waits."""
+    with dial(port, name, *params):
+        time.sleep(0.1)
+    time.sleep(0.1)
+
+
 # --- What the calls do ---------------------------------------------------------------------------------------------------------------
 
 
@@ -183,21 +190,20 @@ def test_every_wait_ends(monkeypatch: pytest.MonkeyPatch, call: Callable[[Client
 
 def test_a_caller_that_left_a_barrier_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither one whose time was over nor one that hung up."""
-    monkeypatch.setenv("AIODIST_TIMEOUT", "0.3")
+    monkeypatch.setenv("AIODIST_TIMEOUT", "0.5")
     with Server() as server:
         client = Client("127.0.0.1", server.py_server_port)
         for _ in range(2):
             with pytest.raises(RendezvousError, match="1 of 2"):
                 client.group_barrier("key", 2)
-        dial(server.py_server_port, "group_barrier", "key", 2).close()
+        hang_up(server.py_server_port, "group_barrier", "key", 2)
         with pytest.raises(RendezvousError, match="1 of 2"):
             client.group_barrier("key", 2)
 
 
 def test_a_caller_that_hung_up_takes_nothing(server: Server, client: Client) -> None:
     """What it waited for goes to the next."""
-    dial(server.py_server_port, "user_pop", "key").close()
-    time.sleep(0.15)  # for the call to be in the queue, else it has nothing to lose
+    hang_up(server.py_server_port, "user_pop", "key")
     client.user_set("key", "value")
     assert client.user_pop("key") == "value"
 
