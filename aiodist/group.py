@@ -83,11 +83,6 @@ class Group(Collectives):
         """The members' world ranks, in the group's order."""
         return self._ranks
 
-    @property
-    def in_process(self) -> bool:
-        """Whether all members are in this process, as in a local world."""
-        return self._founder.in_process
-
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
         """Return a new array in memory that the peers read in place, so that collectives on it are not staged.
 

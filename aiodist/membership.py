@@ -134,7 +134,6 @@ class Founder:
     def __init__(self, store: Store, rank: int, processes: Sequence[_core.Process], world: str) -> None:
         self.rank = rank
         self.pid = os.getpid()
-        self.in_process = all(process is processes[rank] for process in processes)
         self._store = store
         self._processes = list(processes)
         self._world = world

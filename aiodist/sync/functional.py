@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from aiodist.errors import MismatchError
+from aiodist.group import Group as AsyncGroup
 from aiodist.ops.arrays import kind_of
-from aiodist.sync.group import WORLD, AnyGroup, as_async, call
+from aiodist.sync.group import WORLD, AnyGroup, as_async
 
 __all__ = [
     "all_gather",
@@ -34,27 +35,27 @@ __all__ = [
 
 def all_gather(inp: Any, group: AnyGroup = WORLD, device: str = "") -> Any:
     """Return the arrays of all ranks, joined along the first axis in rank order; see `aiodist.Group.all_gather`."""
-    return _call("all_gather", inp, group, device)
+    return _async(group, device, "all_gather").all_gather(inp).result()
 
 
 def all_reduce_max(inp: Any, group: AnyGroup = WORLD, device: str = "") -> Any:
     """Return the largest of each element on all ranks, on every rank; see `aiodist.Group.all_reduce`."""
-    return _call("all_reduce", inp, group, device, "max")
+    return _async(group, device, "all_reduce").all_reduce(inp, "max").result()
 
 
 def all_reduce_min(inp: Any, group: AnyGroup = WORLD, device: str = "") -> Any:
     """Return the smallest of each element on all ranks, on every rank; see `aiodist.Group.all_reduce`."""
-    return _call("all_reduce", inp, group, device, "min")
+    return _async(group, device, "all_reduce").all_reduce(inp, "min").result()
 
 
 def all_reduce_sum(inp: Any, group: AnyGroup = WORLD, device: str = "") -> Any:
     """Return the sum of the arrays of all ranks, on every rank; see `aiodist.Group.all_reduce`."""
-    return _call("all_reduce", inp, group, device)
+    return _async(group, device, "all_reduce").all_reduce(inp).result()
 
 
 def all_to_all(inp: Any, group: AnyGroup = WORLD, device: str = "") -> Any:
     """Return on rank r the r-th of equal parts of each rank's array, joined along the first axis; see `aiodist.Group.all_to_all`."""
-    return _call("all_to_all", inp, group, device)
+    return _async(group, device, "all_to_all").all_to_all(inp).result()
 
 
 def broadcast(inp: Any, group: AnyGroup = WORLD, device: str = "") -> Any:
@@ -62,22 +63,22 @@ def broadcast(inp: Any, group: AnyGroup = WORLD, device: str = "") -> Any:
 
     The others give None, or an array of the shape and dtype to expect; see `aiodist.Group.broadcast`.
     """
-    return _call("broadcast", inp, group, device)
+    return _async(group, device, "broadcast").broadcast(inp).result()
 
 
 def gather(inp: Any, group: AnyGroup = WORLD, device: str = "") -> Any:
     """Return on rank 0 the arrays of all ranks, joined along the first axis, elsewhere None; see `aiodist.Group.gather`."""
-    return _call("gather", inp, group, device)
+    return _async(group, device, "gather").gather(inp).result()
 
 
 def reduce_scatter_sum(inp: Any, group: AnyGroup = WORLD, device: str = "") -> Any:
     """Return on rank r the r-th of equal parts, along the first axis, of the sum; see `aiodist.Group.reduce_scatter`."""
-    return _call("reduce_scatter", inp, group, device)
+    return _async(group, device, "reduce_scatter").reduce_scatter(inp).result()
 
 
 def reduce_sum(inp: Any, group: AnyGroup = WORLD, device: str = "") -> Any:
     """Return on rank 0 the sum of the arrays of all ranks, elsewhere None; see `aiodist.Group.reduce`."""
-    return _call("reduce", inp, group, device)
+    return _async(group, device, "reduce").reduce(inp).result()
 
 
 def scatter(inp: Any, group: AnyGroup = WORLD, device: str = "") -> Any:
@@ -85,7 +86,7 @@ def scatter(inp: Any, group: AnyGroup = WORLD, device: str = "") -> Any:
 
     The others give None, or an array of the shape and dtype to expect of the whole; see `aiodist.Group.scatter`.
     """
-    return _call("scatter", inp, group, device)
+    return _async(group, device, "scatter").scatter(inp).result()
 
 
 def remote_send(inp: Any, dest_rank: int) -> Any:
@@ -104,7 +105,7 @@ def remote_send(inp: Any, dest_rank: int) -> Any:
         TypeError, ValueError: an argument is wrong; nothing was sent.
         NotInitializedError: there is no world.
     """
-    call(WORLD, "send", inp, dest_rank)
+    as_async(WORLD).send(inp, dest_rank).result()
     return inp
 
 
@@ -130,9 +131,9 @@ def remote_recv(src_rank: int, shape: Sequence[int], dtype: Any, device: str | N
         _check_device(device)
     expected = (tuple(shape), np.dtype(dtype))
     kind = None if inp is None else kind_of(inp)
-    got: np.ndarray = call(WORLD, "recv", src_rank)
+    world = as_async(WORLD)
+    got: np.ndarray = world.recv(src_rank).result()
     if (got.shape, got.dtype) != expected:
-        world = as_async(WORLD)
         raise MismatchError(
             f"rank {world.rank} expected {expected[1]} {expected[0]} from rank {src_rank}, and got {got.dtype} {got.shape}",
             group=world.name,
@@ -145,10 +146,10 @@ def remote_recv(src_rank: int, shape: Sequence[int], dtype: Any, device: str | N
     return got if kind is None else kind.wrap(got)
 
 
-def _call(collective: str, inp: Any, group: AnyGroup, device: str, *args: Any) -> Any:
+def _async(group: AnyGroup, device: str, collective: str) -> AsyncGroup:
     if device:
         _check_device(device, collective, group)
-    return call(group, collective, inp, *args)
+    return as_async(group)
 
 
 def _check_device(device: Any, collective: str | None = None, group: AnyGroup = WORLD) -> None:

@@ -67,7 +67,7 @@ class AllreduceCallback:
 
         Raises:
             TypeError, ValueError: the gradient does not fit, the parameter was given before in this step, or it was not there in the
-                first step. The step then fails on all ranks.
+                first step. What is not reduced yet of the step then fails on all ranks.
         """
         with self._lock:
             name = self._name(param)

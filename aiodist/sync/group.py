@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from asyncio import _get_running_loop
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aiodist import registry
@@ -13,7 +12,6 @@ from aiodist.group import Group as AsyncGroup
 from aiodist.naming import check_ranks
 from aiodist.pending import PendingGroup
 from aiodist.sync.session import Session, check_arguments, device_kind
-from aiodist.sync.waiting import wait
 
 if TYPE_CHECKING:
     from aiodist.sync.server import Client
@@ -24,7 +22,6 @@ __all__ = [
     "Group",
     "StaticData",
     "as_async",
-    "call",
     "destroy_process_group",
     "get_backend",
     "get_client",
@@ -118,7 +115,7 @@ class Group:
         self._stream: int | None = None
         self._pending: PendingGroup[AsyncGroup | None] | None = None
         self._made: AsyncGroup | None = None
-        if len(proc_ranks):
+        if not (isinstance(proc_ranks, Sized) and len(proc_ranks) == 0):
             self.reset(proc_ranks)
 
     def __repr__(self) -> str:
@@ -130,11 +127,12 @@ class Group:
         Raises:
             TypeError, ValueError, NotInitializedError: as `check`.
         """
-        self.check(proc_ranks)
-        current = _now()
-        self._pending, self._made = _world().new_group(proc_ranks), None
+        world, current = _world(), _now()
+        ranks = check_ranks(proc_ranks, world.size)
+        self.check(ranks)
+        self._pending, self._made = world.new_group(ranks), None
         current.groups.append(self._pending)
-        self._ranks = list(proc_ranks)
+        self._ranks = list(ranks)
         assert current.data.next_stream is not None  # _Current set it
         self._stream = current.data.next_stream
         current.data.next_stream += 1
@@ -260,13 +258,6 @@ def as_async(group: AnyGroup) -> AsyncGroup:
     raise TypeError(f"group must be a Group of aiodist.sync or of aiodist, not {type(group).__name__}{hint}")
 
 
-def call(group: AnyGroup, collective: str, *args: Any, **kwargs: Any) -> Any:
-    """Make a call on a group, wait for it in this thread, and return its result."""
-    found = group.async_group if isinstance(group, Group) else as_async(group)
-    future = getattr(found, collective)(*args, **kwargs)
-    return future.result() if _get_running_loop() is None else wait(future, found, collective)
-
-
 def init_process_group(
     master_ip: str, port: int, world_size: int, rank: int, device: int, backend: str = "auto", *, device_type: str = "auto"
 ) -> None:
@@ -305,7 +296,8 @@ def init_process_group(
 def destroy_process_group(error: BaseException | None = None) -> None:
     """Leave the world that `init_process_group` opened, after the calls in flight; another one may be opened then.
 
-    Blocks for at most some 20 s; where rank 0 serves the rendezvous, it waits for the other ranks to leave.
+    Blocks for at most some 15 s. Where rank 0 serves the rendezvous, its process does so until it ends, and then waits for the others to
+    leave, 10 s at most.
 
     Args:
         error: Why this rank leaves early: calls in flight are given up, and the others hear its text.
@@ -356,9 +348,9 @@ def get_mm_server_addr() -> tuple[str, int]:
 
 def get_client() -> Client:
     """Return a client of the rendezvous, made when first asked for. Raises `NotInitializedError` as `get_py_server_addr` does."""
+    address, data = get_py_server_addr(), _now().data
     from aiodist.sync.server import Client
 
-    address, data = get_py_server_addr(), _now().data
     if data.client is None:
         data.client = Client(*address)
     return data.client
@@ -380,7 +372,8 @@ def new_group(proc_ranks: Sequence[int]) -> Group | None:
         NotInitializedError: there is no world.
     """
     world = _world()
-    return Group(proc_ranks) if world.rank in check_ranks(proc_ranks, world.size) else None
+    ranks = check_ranks(proc_ranks, world.size)
+    return Group(ranks) if world.rank in ranks else None
 
 
 def group_barrier(group: AnyGroup = WORLD) -> None:
@@ -390,4 +383,4 @@ def group_barrier(group: AnyGroup = WORLD) -> None:
         NotInitializedError: there is no world.
         AiodistError: a rank did not come in time, or is gone.
     """
-    call(group, "barrier")
+    as_async(group).barrier().result()

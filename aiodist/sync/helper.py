@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -10,12 +9,11 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import numpy as np
 
-from aiodist.errors import AiodistError
 from aiodist.ops.checks import reason_of
 from aiodist.sync.devices import get_device_count_by_fork
 from aiodist.sync.futures import TensorFuture
 from aiodist.sync.gradients import AllreduceCallback
-from aiodist.sync.group import WORLD, AnyGroup, as_async, call, group_barrier, is_distributed
+from aiodist.sync.group import WORLD, AnyGroup, as_async, group_barrier, is_distributed
 
 __all__ = [
     "AllreduceCallback",
@@ -60,7 +58,7 @@ def bcast_list_(inps: Sequence[Any], group: AnyGroup = WORLD) -> None:
         TypeError, ValueError: an argument is wrong; the peers get `PeerRefusedError`.
     """
     arrays = list(inps)
-    call(group, "broadcast_many", arrays, out=arrays)
+    as_async(group).broadcast_many(arrays, out=arrays).result()
 
 
 def get_offsets(shapes: Sequence[Sequence[int]]) -> list[int]:
@@ -161,7 +159,7 @@ def pack_allreduce_split(
     except (TypeError, ValueError) as error:
         as_async(group)._backend.refuse("all_reduce", reason_of(error))
         raise
-    return param_pack_split(call(group, "all_reduce", packed, reduce_method), offsets, shapes)
+    return param_pack_split(as_async(group).all_reduce(packed, reduce_method).result(), offsets, shapes)
 
 
 def synchronized(func: Callable[P, R]) -> Callable[P, R]:

@@ -12,8 +12,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiodist.config import Settings
 from aiodist.group import Group
@@ -21,6 +21,9 @@ from aiodist.rendezvous.sockets import Address
 from aiodist.rendezvous.thread import ControlThread
 from aiodist.sync.devices import get_device_count_by_fork
 from aiodist.world import init
+
+if TYPE_CHECKING:  # loaded where this process serves
+    from aiodist.rendezvous.server import RendezvousServer
 
 __all__ = ["Session", "check_arguments", "device_kind", "run"]
 
@@ -32,46 +35,65 @@ _LINGER_SECONDS: Final = 10.0
 
 
 class _Portal:
-    """The one thread that runs coroutines for the blocking callers of this process; made when it is needed."""
+    """The one thread that runs coroutines for the blocking callers of this process, made when it is needed, and what it serves."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: ControlThread | None = None
         self._pid = 0
+        self._servers: dict[tuple[str, int], RendezvousServer] = {}
 
-    def thread(self) -> ControlThread:
+    def run(self, coro: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end; an interrupt cancels it."""
+        future = self._present().submit(coro)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def serve(self, host: str, port: int, token: str | None) -> RendezvousServer | None:
+        """Return the server of this process there, a new one where nobody serves yet; None where another process does or will."""
+        self._present()  # a forked child has no servers yet
+        server = self._servers.get((host, port))
+        if server is None and not _is_served(host, port):
+            server = self.run(_serve(host, port, token))
+            if server is not None:
+                self._servers[host, port] = server
+        return server
+
+    def end(self) -> None:
+        """Serve until the members have left, for a while; then end all."""
+        thread, self._thread = self._thread, None
+        if thread is not None and self._pid == os.getpid():
+            with contextlib.suppress(Exception):  # the process ends, so nobody could be told
+                thread.submit(_desert(list(self._servers.values()))).result()
+            thread.close()
+
+    def _present(self) -> ControlThread:
         with self._lock:
             if self._thread is None or self._pid != os.getpid():
-                self._thread, self._pid = ControlThread(), os.getpid()
+                self._thread, self._pid, self._servers = ControlThread(), os.getpid(), {}
+                _at_exit(self.end, 90)
             return self._thread
-
-    def close(self) -> None:
-        with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.close()
 
 
 _portal = _Portal()
+run = _portal.run
 
 
-def run(coro: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, blocking this thread, which may have a running loop; an interrupt cancels it.
-
-    The coroutine bounds its waits itself.
-    """
-    future = _portal.thread().submit(coro)
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()
-        raise
+def _at_exit(function: Callable[[], None], priority: int) -> None:
+    """Call a function at the end of this process: before those that were registered earlier, so with falling priority."""
+    atexit.register(function)
+    if multiprocessing.parent_process() is not None:  # in such a process nobody calls what atexit knows
+        multiprocessing.util.Finalize(None, function, exitpriority=priority)
 
 
 class Session:
-    """A world that blocking code opened, and the rendezvous that its rank 0 serves where nobody else does.
+    """A world that blocking code opened.
 
-    It is closed by `close`, or when the process ends: then ranks that still wait are told of the error that ended the process.
+    It is closed by `close`, or when the process ends: then ranks that still wait are told of the error that ended the process. The
+    rendezvous that rank 0 serves, where nobody else does, lasts until its process ends, since ranks may meet there for another world.
 
     Args:
         host: Name or address of the rendezvous.
@@ -86,43 +108,22 @@ class Session:
         host, token = host.strip("[]"), Settings.from_env().token
         address = str(Address("http", host, port))
         opening = init(rendezvous=address, rank=rank, world_size=world_size, device=device, backend=backend)
-        self.server: Any = None
         self._pid = os.getpid()
-        try:
-            if rank == 0 and not _is_served(host, port):
-                self.server = run(_serve(host, port, token))
-            self.world: Group = run(_awaited(opening))
-        except BaseException:
-            _portal.close()  # ends a server too
-            raise
-        atexit.register(self._close_at_exit)
-        if multiprocessing.parent_process() is not None:  # in such a process nobody calls what atexit knows
-            multiprocessing.util.Finalize(None, self._close_at_exit, exitpriority=100)
+        self.server = _portal.serve(host, port, token) if rank == 0 else None
+        self.world: Group = run(_awaited(opening))
+        _at_exit(self._close_at_exit, 100)
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the world, at once with `error` as the reason or else after the calls in flight; doing it again does nothing."""
         atexit.unregister(self._close_at_exit)
-        if self.world.closed and self.server is None:
-            return
-        try:
-            run(self._leave(error))
-        finally:
-            _portal.close()
+        if not self.world.closed:
+            run(self.world.__aexit__(None if error is None else type(error), error, None))
 
     def _close_at_exit(self) -> None:
-        if self._pid != os.getpid():
-            return
-        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-        with contextlib.suppress(Exception):  # nobody is left who could be told
-            self.close(error)
-
-    async def _leave(self, error: BaseException | None) -> None:
-        await self.world.__aexit__(None if error is None else type(error), error, None)
-        server, self.server = self.server, None
-        if server is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(server.deserted(), _LINGER_SECONDS)
-            await server.aclose()
+        if self._pid == os.getpid():
+            error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+            with contextlib.suppress(Exception):  # nobody is left who could be told
+                self.close(error)
 
 
 def check_arguments(master_ip: Any, port: Any, world_size: Any, rank: Any, device: Any, backend: Any) -> None:
@@ -173,11 +174,8 @@ def _is_served(host: str, port: int) -> bool:
     return True
 
 
-async def _serve(host: str, port: int, token: str | None) -> Any:
-    """Serve the rendezvous of this job; None where the host is another one, whose server is not up yet.
-
-    The one place that decides what rank 0 serves.
-    """
+async def _serve(host: str, port: int, token: str | None) -> RendezvousServer | None:
+    """Serve the rendezvous of this job; None where the host is another one, whose server is not up yet."""
     from aiodist.rendezvous.server import RendezvousServer
 
     server = RendezvousServer(host, port, token=token)
@@ -192,3 +190,13 @@ async def _serve(host: str, port: int, token: str | None) -> Any:
             f"master_ip {host!r} lets other hosts in: set AIODIST_TOKEN to the same secret on all ranks, or use '127.0.0.1'"
         ) from None
     return server
+
+
+async def _desert(servers: Sequence[RendezvousServer]) -> None:
+    """Close servers, once their members have left."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_SECONDS):
+            for server in servers:
+                await server.deserted()
+    for server in servers:
+        await server.aclose()
