@@ -29,8 +29,8 @@ __all__ = [
     "synchronized",
 ]
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 make_allreduce_cb: Final = AllreduceCallback
 
@@ -162,7 +162,7 @@ def pack_allreduce_split(
     return param_pack_split(as_async(group).all_reduce(packed, reduce_method).result(), offsets, shapes)
 
 
-def synchronized(func: Callable[P, R]) -> Callable[P, R]:
+def synchronized(func: Callable[_P, _R]) -> Callable[_P, _R]:
     """Make a function return on all ranks of the world together: it ends with a barrier. Without a world it is as it was.
 
     Where it raises on a rank, that rank raises the same, and the others, which wait in the barrier, get `PeerRefusedError` with its text
@@ -170,7 +170,7 @@ def synchronized(func: Callable[P, R]) -> Callable[P, R]:
     """
 
     @functools.wraps(func)
-    def call_together(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call_together(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             result = func(*args, **kwargs)
         except BaseException as error:
