@@ -3,7 +3,7 @@
 Wrong arguments are ``TypeError`` or ``ValueError``. Everything else derives from `AiodistError`:
 
     AiodistError
-    ├── NotInitializedError         no world is open
+    ├── NotInitializedError         (also a RuntimeError) no world is open
     ├── NotReadyError               a future has no value yet
     ├── RendezvousError             the world could not be formed, or the control plane failed
     ├── GroupClosedError            the group was closed
@@ -84,7 +84,7 @@ def _rebuild(cls: type[AiodistError], message: str, fields: dict[str, Any]) -> A
     return error
 
 
-class NotInitializedError(AiodistError):
+class NotInitializedError(AiodistError, RuntimeError):
     """Raised when a call needs the world and none is open."""
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aiodist.sync as dist
 from aiodist.errors import CommunicationError, RankFailedError
 from aiodist.registry import current_world
 from aiodist.sync.launcher import launcher
@@ -24,8 +25,7 @@ from aiodist.sync.util import get_free_ports
 
 
 def total() -> float:
-    world = current_world()
-    result: np.ndarray = world.all_reduce(np.full(3, 2.0**world.rank)).result()
+    result: np.ndarray = dist.functional.all_reduce_sum(np.full(3, 2.0 ** dist.get_rank()))
     return float(result[0])
 
 
@@ -135,6 +135,27 @@ print(work())
         out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     assert sorted(out.splitlines()) == ["[0] rank 0 ['-c']", "[1] rank 1 ['-c']", "[42, 42]"]
+
+
+def test_ranks_have_a_client_of_the_server() -> None:
+    """What the launcher serves answers its calls too, and the fields tell where it is."""
+
+    def work() -> tuple[Any, ...]:
+        client, rank = dist.get_client(), dist.get_rank()
+        if rank == 1:
+            client.user_set("key", [1, 2])
+        told = client.bcast_val("told" if rank == 0 else None, "all", dist.get_world_size())
+        return client.user_get("key"), told, dist.WORLD.comp_node, dist.get_py_server_addr() == dist.get_mm_server_addr()
+
+    assert launcher(work, n_gpus=2, device_type="cpu")() == [([1, 2], "told", f"cpu{rank}:1", True) for rank in range(2)]
+
+
+def test_a_backend_that_is_not_here_is_refused_by_name() -> None:
+    """On a machine without a GPU."""
+    if dist.helper.get_device_count_by_fork("gpu"):
+        pytest.skip("there is a GPU")
+    with pytest.raises(ValueError, match=r"backend 'nccl' needs a GPU.*use backend='auto'"):
+        launcher(total, n_gpus=1, backend="nccl")()
 
 
 def test_large_arguments_and_results_travel() -> None:
@@ -254,8 +275,7 @@ def test_a_wrong_option_is_refused(options: dict[str, Any], error: type[Exceptio
 
 def test_without_options_there_is_a_rank_for_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine without GPUs, for each core that this process may use."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(5)))
-    monkeypatch.setattr(os, "listdir", lambda path: [])
+    monkeypatch.setattr(sys.modules[launcher.__module__], "get_device_count_by_fork", {"cpu": 5, "gpu": 0}.get)
     made: list[Any] = [launcher(print), launcher()(print), launcher(print, device_type="cpu"), launcher(print, 3)]
     assert [(one.n_gpus, one.world_size) for one in made] == [(5, 5), (5, 5), (5, 5), (3, 3)]
     with pytest.raises(ValueError, match="this machine has no device of type 'gpu': give n_gpus, or device_type='cpu'"):

@@ -129,6 +129,8 @@ class RendezvousServer:
         self._runner: web.AppRunner | None = None
         self._owner: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
+        self._deserted = asyncio.Event()
+        self._deserted.set()
         self._timer: asyncio.TimerHandle | None = None
         self._address: Address | None = None
         self._closing = False
@@ -237,6 +239,10 @@ class RendezvousServer:
         if self._failure is not None:
             raise self._failure
 
+    async def deserted(self) -> None:
+        """Wait until no member is connected; a server that others depend on waits so before it closes."""
+        await self._deserted.wait()
+
     def _fail(self, error: JournalError) -> None:
         _log.critical("the rendezvous ends: %s", error)
         self._failure = error
@@ -282,12 +288,15 @@ class RendezvousServer:
         keep_alive(ws.get_extra_info("socket"))
         connection = _Connection(next(self._numbers), request, ws, self._limits.outgoing_nbytes)
         self._connections[connection.number] = connection
+        self._deserted.clear()
         writer = asyncio.create_task(connection.write())
         reason, may_return = "the server failed", True
         try:
             reason, may_return = await self._converse(connection)
         finally:
             del self._connections[connection.number]
+            if not self._connections:
+                self._deserted.set()
             if not self._closing:
                 now = asyncio.get_running_loop().time()
                 self._deliver(self._service.disconnect(connection.number, reason, now, may_return=may_return))

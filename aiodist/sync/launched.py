@@ -11,11 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from aiodist.group import Group
-from aiodist.rendezvous.sockets import Address
-from aiodist.rendezvous.thread import ControlThread
+from aiodist.sync.group import destroy_process_group, group_barrier, init_process_group, is_distributed
 from aiodist.sync.parcel import Call, Outcome, put, take
-from aiodist.world import init
 
 __all__ = ["Place", "main"]
 
@@ -26,12 +23,16 @@ class Place(NamedTuple):
     Attributes:
         master_ip: Name or address of the rendezvous.
         port: Its port.
-        backend: As `init_process_group` takes it.
+        world_size: Number of ranks.
+        device_type: As `init_process_group` takes it.
+        backend: Likewise.
         several: Whether the world has ranks that another launcher started.
     """
 
     master_ip: str
     port: int
+    world_size: int
+    device_type: str
     backend: str
     several: bool
 
@@ -47,11 +48,11 @@ def main(fds: Sequence[int], place: tuple[Any, ...]) -> None:
     sys.argv[:] = call.argv
     failed_at = 0.0
     try:
-        with _world(Place(*place)) as world:
+        with _world(Place(*place)):
             try:
                 outcome = _make(call)
-                if place[-1]:
-                    world.barrier().result()  # the machine of rank 0 serves the others until they are done
+                if Place(*place).several and is_distributed():
+                    group_barrier()  # the machine of rank 0 serves the others until they are done
             except BaseException:
                 failed_at = time.monotonic()  # before the others can hear of it
                 raise
@@ -70,17 +71,16 @@ def _make(call: Call) -> Outcome:
 
 
 @contextmanager
-def _world(place: Place) -> Iterator[Group]:
-    """Open the world of this rank, which the environment describes, and close it: the one place that does."""
-    control = ControlThread()
+def _world(place: Place) -> Iterator[None]:
+    """Open the world of this rank, and close it unless the function has: the one place that does."""
+    rank, device = int(os.environ["AIODIST_RANK"]), int(os.environ["AIODIST_LOCAL_RANK"])
+    init_process_group(place.master_ip, place.port, place.world_size, rank, device, place.backend, device_type=place.device_type)
+    error: BaseException | None = None
     try:
-        opening = init(rendezvous=str(Address("http", place.master_ip, place.port)), backend=place.backend)
-        world = control.submit(opening.__aenter__()).result()
-        try:
-            yield world
-        except BaseException as error:
-            control.submit(opening.__aexit__(type(error), error, None)).result()
-            raise
-        control.submit(opening.__aexit__(None, None, None)).result()
+        yield
+    except BaseException as caught:
+        error = caught
+        raise
     finally:
-        control.close()
+        if is_distributed():
+            destroy_process_group(error)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import re
 import secrets
 import signal
 import sys
@@ -17,11 +15,13 @@ from aiodist.errors import RankFailedError
 from aiodist.launch import RunResult, Share, run_ranks
 from aiodist.launch_process import signal_name
 from aiodist.rendezvous.sockets import Address
+from aiodist.sync.devices import get_device_count_by_fork
 from aiodist.sync.launched import Place
 from aiodist.sync.parcel import Call, Outcome, memory, put, take
 
 __all__ = ["Launcher", "launcher"]
 
+_LINGER_SECONDS: Final = 5.0  # for the goodbyes of ranks on other machines, which have all come to the last barrier
 _DEVICE_TYPES: Final = ("auto", "cpu", "cuda", "gpu", "xpu")
 
 
@@ -58,8 +58,8 @@ def launcher(
         rank_start: The first rank of this machine.
         master_ip: Name or address of the machine of rank 0. For other machines AIODIST_TOKEN must be the same secret on all of them.
         port: Port of the rendezvous; 0 takes a free one, where all ranks are on this machine.
-        device_type: What `n_gpus` counts unless it is given: ``gpu`` (or ``cuda``), ``cpu`` (usable cores), or ``auto`` (or ``xpu``), which
-            is GPUs where there are any and else cores.
+        device_type: As `init_process_group` takes it (``xpu`` is ``auto``). It is what `n_gpus` counts unless that is given: GPUs, or with
+            ``cpu`` usable cores; with ``auto`` GPUs where there are any and else cores.
         backend: As `init_process_group` takes it.
 
     Returns:
@@ -132,7 +132,8 @@ class Launcher:
             fds = [stack.enter_context(memory("call")), *(stack.enter_context(memory(f"rank {rank}")) for rank in ranks)]
             put(fds[0], Call.of(self.func, args, kwargs))
             port, token = self._meet(stack)
-            place = Place(self.master_ip, port, self.backend, self.n_gpus < self.world_size)
+            kind = "auto" if self.device_type == "xpu" else self.device_type
+            place = Place(self.master_ip, port, self.world_size, kind, self.backend, self.n_gpus < self.world_size)
             result = run_ranks(
                 [sys.executable, "-c", _PROGRAM.format(path=sys.path, fds=fds, place=tuple(place))],
                 self.world_size,
@@ -154,6 +155,8 @@ class Launcher:
         if self.n_gpus == self.world_size and token is None:
             token = secrets.token_hex(16)
         server = stack.enter_context(Server(self.port, host=self.master_ip, token=token))
+        if self.n_gpus < self.world_size:
+            stack.callback(server.linger, _LINGER_SECONDS)
         return server.py_server_port, token
 
 
@@ -203,10 +206,10 @@ def _whole(name: str, value: int, lowest: int) -> int:
 
 
 def _device_count(device_type: str) -> int:
-    cores = len(os.sched_getaffinity(0))
+    cores = get_device_count_by_fork("cpu")
     if device_type == "cpu":
         return cores
-    gpus = len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)])
+    gpus = get_device_count_by_fork("gpu")
     if gpus == 0 and device_type not in ("auto", "xpu"):
         raise ValueError(f"this machine has no device of type {device_type!r}: give n_gpus, or device_type='cpu'")
     return gpus or cores

@@ -10,6 +10,7 @@ dicts (with keys that are str) of these; up to 1 MiB of XML. Tuples arrive as li
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import http.client
 import logging
@@ -83,6 +84,11 @@ class Server:
     def address(self) -> str:
         """``http://host:port``, for AIODIST_RENDEZVOUS."""
         return self._server.address
+
+    def linger(self, seconds: float) -> None:
+        """Wait until no member of a world is connected, for so many seconds at most: they can say goodbye before `close`."""
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            self._control.submit(asyncio.wait_for(self._server.deserted(), seconds)).result(seconds + _CLOSE_S)
 
     def close(self) -> None:
         """End the service; blocks a few seconds at most. Calls that wait get an error. Closing again does nothing."""
