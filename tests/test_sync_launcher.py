@@ -198,6 +198,17 @@ def test_a_failure_ends_ranks_that_would_never_end() -> None:
     assert caught.value.ranks == (1,)
 
 
+def test_a_coroutine_that_is_cancelled_has_failed() -> None:
+    """By itself, on its rank."""
+
+    async def work() -> None:
+        raise asyncio.CancelledError("enough")
+
+    with pytest.raises(asyncio.CancelledError) as caught:
+        launcher(work, n_gpus=1)()
+    assert "raise asyncio.CancelledError" in str(caught.value.__cause__)
+
+
 @pytest.mark.parametrize(
     ("end", "text"),
     [

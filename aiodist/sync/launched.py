@@ -57,7 +57,7 @@ def main(fds: Sequence[int], place: tuple[Any, ...]) -> None:
                 failed_at = time.monotonic()  # before the others can hear of it
                 raise
         put(outcome_fd, outcome)
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
         outcome = Outcome.of_error(error, failed_at or time.monotonic(), __file__)
         put(outcome_fd, outcome)
         sys.stderr.write(outcome.text)
