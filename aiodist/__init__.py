@@ -29,6 +29,7 @@ from aiodist.errors import (
     NotReadyError,
     PeerLostError,
     PeerRefusedError,
+    RankFailedError,
     RendezvousError,
     TransportError,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "PeerLostError",
     "PeerRefusedError",
     "PendingGroup",
+    "RankFailedError",
     "ReduceOp",
     "RendezvousError",
     "TensorFuture",

@@ -3,11 +3,12 @@
 Wrong arguments are ``TypeError`` or ``ValueError``. Everything else derives from `AiodistError`:
 
     AiodistError
-    ├── NotInitializedError         no world is open
+    ├── NotInitializedError         (also a RuntimeError) no world is open
     ├── NotReadyError               a future has no value yet
     ├── RendezvousError             the world could not be formed, or the control plane failed
     ├── GroupClosedError            the group was closed
     ├── PeerRefusedError            a peer refused the call; the group stays usable
+    ├── RankFailedError             a rank that the launcher started ended without an exception to raise
     └── CommunicationError          the group is broken; every later call on it fails at once
         ├── CollectiveTimeoutError  (also a TimeoutError) members did not arrive in time
         ├── PeerLostError           members died or left
@@ -32,6 +33,7 @@ __all__ = [
     "NotReadyError",
     "PeerLostError",
     "PeerRefusedError",
+    "RankFailedError",
     "RendezvousError",
     "TransportError",
 ]
@@ -82,7 +84,7 @@ def _rebuild(cls: type[AiodistError], message: str, fields: dict[str, Any]) -> A
     return error
 
 
-class NotInitializedError(AiodistError):
+class NotInitializedError(AiodistError, RuntimeError):
     """Raised when a call needs the world and none is open."""
 
 
@@ -102,6 +104,13 @@ class PeerRefusedError(AiodistError):
     """Raised when a peer's call with the same number was refused; the group stays usable.
 
     ``ranks`` holds the group ranks that refused, the message their reasons.
+    """
+
+
+class RankFailedError(AiodistError):
+    """Raised where a rank that the launcher started was killed, ended its process, or raised what can not be pickled.
+
+    ``ranks`` holds the rank, the message how it ended or its traceback.
     """
 
 

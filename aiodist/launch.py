@@ -13,6 +13,7 @@ and returns when all of them and all of their children are gone:
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import secrets
@@ -23,10 +24,10 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, Final
 
-from aiodist.launch_process import RankExit, RunResult
-from aiodist.launch_supervisor import HANDLED, Supervisor
+from aiodist.launch_process import RankExit, RunResult, Share
+from aiodist.launch_supervisor import HANDLED, STOPPING, Supervisor
 
-__all__ = ["GRACE_SECONDS", "SETTLE_SECONDS", "RankExit", "RunResult", "run_ranks"]
+__all__ = ["GRACE_SECONDS", "SETTLE_SECONDS", "RankExit", "RunResult", "Share", "run_ranks"]
 
 SETTLE_SECONDS: Final = 2.0
 """Seconds the other ranks get after a failure, to notice it and print their own errors, before SIGTERM."""
@@ -47,11 +48,13 @@ def run_ranks(
     stdin: int | IO[Any] | None = subprocess.DEVNULL,
     stdout: IO[Any] | None = None,
     stderr: IO[Any] | None = None,
+    share: Share | None = None,
+    fds: Sequence[int] = (),
 ) -> RunResult:
     """Run `command` once per rank on this host and return when every process of it is gone.
 
-    Blocks the calling thread. Signals are handled when that is the main thread. The rendezvous listens on the loopback interface with a
-    random port and token; ranks find it by the AIODIST_* variables. Python ranks run unbuffered.
+    Blocks the calling thread, also where an event loop runs in it. Signals are handled when that is the main thread. The rendezvous
+    listens on the loopback interface with a random port and token; ranks find it by the AIODIST_* variables. Python ranks run unbuffered.
 
     Args:
         command: Program and arguments, the same for all ranks.
@@ -64,6 +67,8 @@ def run_ranks(
         stdin: Standard input of rank 0 (None: this process's); the others read from /dev/null.
         stdout: Where the ranks' output goes; None for ``sys.stdout``.
         stderr: Where their errors and the launcher's own messages go; None for ``sys.stderr``.
+        share: The ranks to start where that is not the whole world, and the rendezvous, which is not hosted here then.
+        fds: Descriptors that the ranks inherit, under the same numbers.
 
     Returns:
         The exit code, the first failure and the end of each rank.
@@ -86,10 +91,31 @@ def run_ranks(
         settle=settle,
         grace=grace,
         stdin=stdin,
-        handle_signals=main_thread,
+        handle_signals=main_thread and not _has_loop(),
+        share=share,
+        fds=fds,
     )
     with _handlers_kept() if main_thread else contextlib.nullcontext():
-        return asyncio.run(supervisor.run(stdout or sys.stdout, stderr or sys.stderr))
+        return _run(supervisor, main_thread, stdout or sys.stdout, stderr or sys.stderr)
+
+
+def _run(supervisor: Supervisor, main_thread: bool, stdout: IO[Any], stderr: IO[Any]) -> RunResult:
+    if not _has_loop():
+        return asyncio.run(supervisor.run(stdout, stderr))
+    # A thread runs one loop at a time, and this one's is held up until the ranks have ended.
+    if main_thread:
+        for signum in STOPPING:
+            signal.signal(signum, lambda number, frame: supervisor.stop(number))
+    with concurrent.futures.ThreadPoolExecutor(1, "aiodist-launch") as pool:
+        return pool.submit(asyncio.run, supervisor.run(stdout, stderr)).result()
+
+
+def _has_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

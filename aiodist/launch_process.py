@@ -13,7 +13,22 @@ from aiodist import launch_guard
 from aiodist.launch_guard import LAUNCH_ID
 from aiodist.launch_output import Relay
 
-__all__ = ["Guard", "Rank", "RankExit", "RunResult", "signal_name"]
+__all__ = ["Guard", "Rank", "RankExit", "RunResult", "Share", "signal_name"]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The ranks that one launch starts of a world whose rendezvous it does not host.
+
+    Attributes:
+        ranks: Their numbers in the world; the first is local rank 0.
+        rendezvous: Address of the service where the world meets.
+        token: Its token, or None where it has none.
+    """
+
+    ranks: range
+    rendezvous: str
+    token: str | None
 
 
 @dataclass(frozen=True, slots=True)

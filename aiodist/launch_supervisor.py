@@ -16,15 +16,16 @@ from typing import IO, Any, Final
 from aiodist import launch_guard
 from aiodist.launch_guard import LAUNCH_ID
 from aiodist.launch_output import Relay, Sink, destination
-from aiodist.launch_process import Guard, Rank, RankExit, RunResult, signal_name
+from aiodist.launch_process import Guard, Rank, RankExit, RunResult, Share, signal_name
 
-__all__ = ["HANDLED", "Supervisor"]
+__all__ = ["HANDLED", "STOPPING", "Supervisor"]
 
 _LEFTOVER_SECONDS: Final = (0.5, 1.0)  # for children of ranks that are gone: to end by themselves, then on SIGTERM
 _CLOSE_SECONDS: Final = 0.5  # for the server, and for output nobody reads, once a signal asked for the end
-_STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""The signals that end a launch."""
 _PASSED_ON: Final = (signal.SIGUSR1, signal.SIGUSR2)
-HANDLED: Final = (*_STOPPING, *_PASSED_ON, signal.SIGTSTP)
+HANDLED: Final = (*STOPPING, *_PASSED_ON, signal.SIGTSTP)
 """The signals whose handlers the supervisor replaces while it runs."""
 
 
@@ -47,9 +48,14 @@ class Supervisor:
         grace: float,
         stdin: int | IO[Any] | None,
         handle_signals: bool,
+        share: Share | None = None,
+        fds: Sequence[int] = (),
     ) -> None:
         self._command = list(command)
         self._world_size = world_size
+        self._share = share
+        self._numbers = range(world_size) if share is None else share.ranks
+        self._fds = tuple(fds)
         self._job = job
         self._page = page
         self._settle = settle
@@ -57,7 +63,7 @@ class Supervisor:
         self._env = dict(env)
         self._stdin = stdin
         self._handle_signals = handle_signals
-        self._token = secrets.token_hex(16)
+        self._token = secrets.token_hex(16) if share is None else share.token
         self._launch_id = f"L{secrets.token_hex(16)}"
         self._ranks: list[Rank] = []
         self._changed = asyncio.Event()
@@ -65,12 +71,14 @@ class Supervisor:
         self._sinks_open = 0
         self._failure: RankExit | None = None
         self._suspects: set[int] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._signal: int | None = None
         self._interrupted = False  # by a signal that came before any failure
         self._ending = False
 
     async def run(self, stdout: IO[Any], stderr: IO[Any]) -> RunResult:
         """Run the ranks to their end, with their output going to `stdout` and `stderr`."""
+        self._loop = asyncio.get_running_loop()
         installed = self._install_handlers()
         out, self._err = self._open_sinks(stdout, stderr)
         guard = Guard(self._launch_id)
@@ -89,7 +97,7 @@ class Supervisor:
                 asyncio.get_running_loop().remove_signal_handler(signum)
                 signal.signal(signum, _ignored)
         ends: list[RankExit | None] = [rank.exit for rank in self._ranks]
-        ends += [None] * (self._world_size - len(ends))
+        ends += [None] * (len(self._numbers) - len(ends))
         return RunResult(self._exit_code(), self._failure, tuple(ends))
 
     def _exit_code(self) -> int:
@@ -101,6 +109,9 @@ class Supervisor:
 
     @contextlib.asynccontextmanager
     async def _rendezvous(self) -> AsyncIterator[str]:
+        if self._share is not None:
+            yield self._share.rendezvous
+            return
         from aiodist.rendezvous.server import RendezvousServer
 
         server = RendezvousServer(host="127.0.0.1", port=0, token=self._token)
@@ -114,32 +125,33 @@ class Supervisor:
                 await asyncio.wait_for(server.aclose(), _CLOSE_SECONDS if self._signal else 2.0)
 
     async def _start_all(self, address: str, guard: Guard, out: Sink) -> None:
-        for rank in range(self._world_size):
+        for local_rank, rank in enumerate(self._numbers):
             if self._signal is not None or self._failure is not None:
                 return
-            started = self._start(rank, address, out)
+            started = self._start(rank, local_rank, address, out)
             guard.tell(str(started.process.pid))
             await asyncio.sleep(0)
 
-    def _start(self, rank: int, address: str, out: Sink) -> Rank:
-        env = self._env | {
+    def _start(self, rank: int, local_rank: int, address: str, out: Sink) -> Rank:
+        env = {name: value for name, value in self._env.items() if name != "AIODIST_TOKEN"} | {
             "AIODIST_RENDEZVOUS": address,
             "AIODIST_RANK": str(rank),
             "AIODIST_WORLD_SIZE": str(self._world_size),
-            "AIODIST_LOCAL_RANK": str(rank),
+            "AIODIST_LOCAL_RANK": str(local_rank),
             "AIODIST_JOB": self._job,
-            "AIODIST_TOKEN": self._token,
+            **({"AIODIST_TOKEN": self._token} if self._token else {}),
             "PYTHONUNBUFFERED": "1",
             LAUNCH_ID: f"{self._env.get(LAUNCH_ID, '')}/{self._launch_id}",
         }
         process = subprocess.Popen(
             self._command,
-            stdin=self._stdin if rank == 0 else subprocess.DEVNULL,
+            stdin=self._stdin if local_rank == 0 else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
             env=env,
             start_new_session=True,
+            pass_fds=self._fds,
         )
         started = Rank(rank, process)
         self._ranks.append(started)
@@ -250,7 +262,7 @@ class Supervisor:
         if not self._handle_signals:
             return []
         loop = asyncio.get_running_loop()
-        handlers: dict[int, Callable[[], None]] = {signum: functools.partial(self._on_signal, signum) for signum in _STOPPING}
+        handlers: dict[int, Callable[[], None]] = {signum: functools.partial(self._on_signal, signum) for signum in STOPPING}
         handlers |= {signum: functools.partial(self._pass_on, signum) for signum in _PASSED_ON}
         handlers[signal.SIGTSTP] = self._pause
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup
@@ -258,6 +270,12 @@ class Supervisor:
         for signum, handler in handlers.items():
             loop.add_signal_handler(signum, handler)
         return list(handlers)
+
+    def stop(self, signum: int) -> None:
+        """End the ranks as by this signal; from any thread, while `run` runs in another."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: all is over
+                self._loop.call_soon_threadsafe(self._on_signal, signum)
 
     def _on_signal(self, signum: int) -> None:
         if self._signal is None:

@@ -19,19 +19,18 @@ class _World:
 
 WORLD: Final = _World()
 _current: Any = None
-_pid = 0
+_inherited: Any = None
 
 
 def set_world(group: Any) -> None:
     """Make `group` (or None) the open world; called by world.py only."""
-    global _current, _pid
+    global _current
     _current = group
-    _pid = os.getpid()
 
 
 def current_world() -> Any:
     """Return the open world's group, None where there is none; a forked child has none."""
-    return _current if _pid == os.getpid() else None
+    return _current
 
 
 def resolve(group: Any) -> Any:
@@ -46,3 +45,12 @@ def resolve(group: Any) -> Any:
     if world is None:
         raise NotInitializedError("no world is open: call aiodist.init() first")
     return world
+
+
+def _forget() -> None:
+    global _current, _inherited
+    _inherited, _current = _current, None  # kept: the child must not be the one that drops the parent's group
+
+
+# Asking for the process id in every call would cost more than all else here.
+os.register_at_fork(after_in_child=_forget)

@@ -17,6 +17,8 @@ The modules are imported by name, because importing this package loads neither a
     metrics     what is counted, and how it looks to Prometheus
     openapi     the description of the HTTP API
     http        the page, the API and metrics over HTTP
+    xml_calls   XML-RPC bodies
+    xml_door    the calls of `aiodist.sync`, answered over XML-RPC
     server      `RendezvousServer`, the aiohttp application around the state machine
     link        opening a connection to a server, and telling it from a stranger
     talk        requests and their answers, over as many connections as it takes

@@ -22,6 +22,7 @@ from aiodist.rendezvous.metrics import CONTENT_TYPE, Census, Metrics
 from aiodist.rendezvous.openapi import ErrorBody, EventsQuery, Health, JobQuery, JobsQuery, KeyQuery, KeysQuery, document
 from aiodist.rendezvous.state import Service
 from aiodist.rendezvous.views import JobList, Snapshot, list_keys, show_job, summarise
+from aiodist.rendezvous.xml_calls import XMLRPC_PATH
 
 __all__ = ["HttpApi", "http_log", "json_answer"]
 
@@ -30,7 +31,7 @@ Q = TypeVar("Q", JobsQuery, JobQuery, KeysQuery, KeyQuery, EventsQuery)
 _PAGE: Final = Path(__file__).parent / "page"
 _PAGE_FILES: Final = {"/": ("index.html", "text/html"), "/page.css": ("page.css", "text/css"), "/page.js": ("page.js", "text/javascript")}
 _OPEN: Final = frozenset({"/healthz", *_PAGE_FILES})
-_LASTING: Final = frozenset({"/api/v1/events", MEMBERS_PATH})
+_LASTING: Final = frozenset({"/api/v1/events", MEMBERS_PATH, XMLRPC_PATH})
 _CONTENT_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

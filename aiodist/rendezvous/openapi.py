@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from aiodist.rendezvous.messages import MARK_HEADER, MEMBERS_PATH
 from aiodist.rendezvous.views import JobList, JobView, KeyList, Snapshot
+from aiodist.rendezvous.xml_calls import XMLRPC_PATH
 
 __all__ = ["ErrorBody", "EventsQuery", "Health", "JobQuery", "JobsQuery", "KeyQuery", "KeysQuery", "document"]
 
@@ -86,6 +87,8 @@ class _Operation:
     refusals: tuple[int, ...] = ()
     open: bool = False
     status: int = 200
+    method: str = "get"
+    takes: str = ""
 
 
 _MEANING: Final = {
@@ -93,11 +96,15 @@ _MEANING: Final = {
     401: "The bearer token is wrong or missing.",
     403: "The request names a host that this server is not, or comes from a page of a browser.",
     404: "There is no such job, world or key.",
+    408: "The body did not come in time.",
+    413: "The body is too large.",
+    415: "The body is not of the type that is described.",
     426: "This is for WebSockets.",
-    503: "The server holds as many connections of this kind as it may.",
+    503: "The server holds as many connections or calls of this kind as it may.",
 }
 _JSON: Final = "application/json"
 _BYTES: Final = "application/octet-stream"
+_XML: Final = "text/xml"
 
 _OPERATIONS: Final[dict[str, _Operation]] = {
     "/": _Operation("The page for people", "text/html", open=True),
@@ -117,6 +124,7 @@ _OPERATIONS: Final[dict[str, _Operation]] = {
         EventsQuery,
         (503,),
     ),
+    XMLRPC_PATH: _Operation("The XML-RPC calls of aiodist.sync", _XML, None, None, (408, 413, 415, 503), method="post", takes=_XML),
     MEMBERS_PATH: _Operation("Where members connect by WebSocket", "", refusals=(426, 503), status=101),
 }
 _PARAMETERS: Final = {
@@ -136,7 +144,7 @@ def document() -> dict[str, Any]:
             "version": "1",
             "description": f"Errors are JSON objects with a text in `error`. Every answer carries the header {MARK_HEADER}.",
         },
-        "paths": {path: {"get": _describe(path, operation)} for path, operation in _OPERATIONS.items()},
+        "paths": {path: {operation.method: _describe(path, operation)} for path, operation in _OPERATIONS.items()},
         "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{"token": []}],
     }
@@ -149,6 +157,8 @@ def _describe(path: str, operation: _Operation) -> dict[str, Any]:
         {"content": _content(operation.media, operation.body)} if operation.media else {}
     )
     described: dict[str, Any] = {"summary": operation.summary, "parameters": _parameters(path, operation), "responses": answers}
+    if operation.takes:
+        described["requestBody"] = {"required": True, "content": {operation.takes: {}}}
     return described | ({"security": []} if operation.open else {})
 
 

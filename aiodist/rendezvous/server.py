@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 
 from aiohttp import WSMsgType, web
 
+from aiodist.config import DEFAULT_TIMEOUT, Settings
 from aiodist.rendezvous.http import HttpApi, http_log, json_answer
 from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.journal import Journal, JournalError
@@ -34,6 +35,7 @@ from aiodist.rendezvous.metrics import Metrics, Open
 from aiodist.rendezvous.openapi import ErrorBody
 from aiodist.rendezvous.sockets import Address, check_token, is_loopback, keep_alive, listen
 from aiodist.rendezvous.state import Delivery, Service
+from aiodist.rendezvous.xml_door import BOARD, XmlDoor
 
 __all__ = ["RendezvousServer"]
 
@@ -84,9 +86,9 @@ class RendezvousServer:
     """Serves many jobs on one port, in the event loop it is started on.
 
     Members hold a WebSocket at ``/api/v1/members``. People look at the page at ``/``; tools read ``/healthz``, ``/metrics`` and the API
-    that ``/api/v1/openapi.json`` describes. What happens is logged to ``aiodist.rendezvous``, with fields. With a state directory, the
-    next server on the same address goes on with the worlds of this one, however it ended; without one, members of those worlds are
-    refused by the next.
+    that ``/api/v1/openapi.json`` describes. ``/RPC2`` answers the calls of `aiodist.sync`, which wait for AIODIST_TIMEOUT seconds. What
+    happens is logged to ``aiodist.rendezvous``, with fields. With a state directory, the next server on the same address goes on with the
+    worlds of this one, however it ended; without one, members of those worlds are refused by the next.
 
     Args:
         host: The name or address to listen on. Outside the loopback interface it needs a token.
@@ -97,7 +99,7 @@ class RendezvousServer:
         state: The directory in which worlds are written down. A server whose state can not be written ends.
 
     Raises:
-        ValueError: the token is empty or can not stand in an HTTP header.
+        ValueError: the token is empty or can not stand in an HTTP header, or AIODIST_TIMEOUT is no time.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class RendezvousServer:
         self._failure: JournalError | None = None
         self._service = Service(limits, journalled=state is not None)
         self._limits = self._service.limits
+        self._xml_wait = Settings.from_env().timeout or DEFAULT_TIMEOUT
         self._connections: dict[int, _Connection] = {}
         self._metrics = Metrics()
         self._http = HttpApi(self._service, self._metrics, self._token, lambda: len(self._connections))
@@ -126,6 +129,8 @@ class RendezvousServer:
         self._runner: web.AppRunner | None = None
         self._owner: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
+        self._deserted = asyncio.Event()
+        self._deserted.set()
         self._timer: asyncio.TimerHandle | None = None
         self._address: Address | None = None
         self._closing = False
@@ -140,6 +145,17 @@ class RendezvousServer:
         if self._address is None:
             raise RuntimeError("the rendezvous server has no address before it is started")
         return str(self._address)
+
+    @property
+    def port(self) -> int:
+        """The real port.
+
+        Raises:
+            RuntimeError: the server was not started.
+        """
+        if self._address is None:
+            raise RuntimeError("the rendezvous server has no port before it is started")
+        return self._address.port
 
     def page_link(self, job: str | None = None) -> str:
         """Return the link to the page, on a job if one is named. It carries the token, in the part that browsers do not send.
@@ -223,6 +239,10 @@ class RendezvousServer:
         if self._failure is not None:
             raise self._failure
 
+    async def deserted(self) -> None:
+        """Wait until no member is connected; a server that others depend on waits so before it closes."""
+        await self._deserted.wait()
+
     def _fail(self, error: JournalError) -> None:
         _log.critical("the rendezvous ends: %s", error)
         self._failure = error
@@ -250,6 +270,7 @@ class RendezvousServer:
         app = web.Application(middlewares=[self._http.guard], client_max_size=_BODY_NBYTES)
         self._http.install(app)
         app.router.add_get(MEMBERS_PATH, self._serve_member, allow_head=False)
+        XmlDoor(lambda: self._service.board(BOARD), self._limits, lambda: self.port, self._xml_wait).install(app)
         app.on_shutdown.append(self._close_connections)
         return app
 
@@ -267,12 +288,15 @@ class RendezvousServer:
         keep_alive(ws.get_extra_info("socket"))
         connection = _Connection(next(self._numbers), request, ws, self._limits.outgoing_nbytes)
         self._connections[connection.number] = connection
+        self._deserted.clear()
         writer = asyncio.create_task(connection.write())
         reason, may_return = "the server failed", True
         try:
             reason, may_return = await self._converse(connection)
         finally:
             del self._connections[connection.number]
+            if not self._connections:
+                self._deserted.set()
             if not self._closing:
                 now = asyncio.get_running_loop().time()
                 self._deliver(self._service.disconnect(connection.number, reason, now, may_return=may_return))

@@ -140,6 +140,17 @@ class Service:
                 self._absences.add(member, now + self.limits.restart_s, away)
             self._events.append(Event("restored", job.name, world.generation, reason=f"{len(members)} of {world.size} ranks may return"))
 
+    def board(self, name: str) -> World:
+        """Return the world of a job that nobody is a member of: what the server itself holds, made when it is first used, not written down.
+
+        Raises:
+            ValueError: members use the job's name.
+        """
+        job = self._jobs.setdefault(name, Job(name, 1))
+        if job.forming or any(world.size for world in job.worlds.values()):
+            raise ValueError(f"a job is called {name}: that name is needed for the calls of aiodist.sync")
+        return job.worlds.setdefault(1, World(name, 1, (), self.limits))
+
     def job(self, name: str, now: float) -> Job | None:
         """A job's records, or None where it is unknown."""
         job = self._jobs.get(name)
