@@ -153,6 +153,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::atomic<std::int64_t> next_look_{
         0};  // steady-clock ns of the engine's next tick; kAsleep while it sleeps without limit
     std::atomic<std::int64_t> last_aside_{0};  // steady-clock ns
+    std::atomic<std::int64_t> alarm_set_{0};   // when wake_soon() last set the alarm; steady-clock ns
     std::atomic<int> ranks_here_{1};           // the most members of a communicator: who may want a core at once
     std::atomic<std::uint64_t> send_buffer_{kSendBufferNbytes};
     std::int32_t pid_ = 0;

@@ -51,7 +51,15 @@ void Engine::wake() {
 }
 
 void Engine::wake_soon() {
+    // Set again only once it is a tenth old: a loop of short calls moves it on without a system call for each. What is
+    // skipped here relies on an alarm that is still to come, since it was set less than kSoonNs ago.
+    const std::int64_t now = ns(Clock::now());
+    const std::int64_t set = alarm_set_.load(std::memory_order_seq_cst);
+    if (set <= now && now - set < kSoonNs / 10) {
+        return;
+    }
     ensure_thread();
+    alarm_set_.store(now, std::memory_order_seq_cst);
     itimerspec when{};
     when.it_value.tv_nsec = kSoonNs;
     (void)::timerfd_settime(alarm_.get(), 0, &when, nullptr);
@@ -93,6 +101,7 @@ void Engine::rest() {
         stopping_.store(false, std::memory_order_relaxed);  // no thread reads it now
         asleep_.store(false, std::memory_order_relaxed);
         next_look_.store(0, std::memory_order_relaxed);
+        alarm_set_.store(0, std::memory_order_relaxed);  // what was to come may have rung for the thread that is gone
         needed = !communicators_.empty();
     }
     if (needed) {
