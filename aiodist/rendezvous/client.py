@@ -123,6 +123,11 @@ class RendezvousClient:
         """The server's address in its canonical spelling."""
         return str(self._address)
 
+    @property
+    def local_address(self) -> str:
+        """The address of this host by which it reaches the server, as a number; empty before the first connection."""
+        return self._talk.local_address
+
     async def __aenter__(self) -> Self:
         await self.connect()
         return self
