@@ -24,10 +24,11 @@ def cli() -> None:
 @click.option("-n", "--ranks", type=click.IntRange(min=1), required=True, help="Number of ranks to start on this host.")
 @click.option("-m", "--module", is_flag=True, help="TARGET is a module, run as by python -m.")
 @click.option("--job", help="Name of the job; random when not given.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the rendezvous; a free one when not given.")
 @click.option("--page", is_flag=True, help="Print the link to the page that shows the job live.")
 @click.argument("target")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def run(ranks: int, module: bool, job: str | None, page: bool, target: str, args: tuple[str, ...]) -> NoReturn:
+def run(ranks: int, module: bool, job: str | None, port: int, page: bool, target: str, args: tuple[str, ...]) -> NoReturn:
     """Run a Python script on N ranks.
 
     Starts TARGET with ARGS once per rank and ends when all ranks have ended.
@@ -46,6 +47,7 @@ def run(ranks: int, module: bool, job: str | None, page: bool, target: str, args
             [sys.executable, *(["-m"] if module else []), target, *args],
             ranks,
             job=job,
+            port=port,
             page=page,
             stdin=subprocess.DEVNULL if sys.stdin is None else None,
         )

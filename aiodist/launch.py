@@ -42,6 +42,7 @@ def run_ranks(
     *,
     env: Mapping[str, str] | None = None,
     job: str | None = None,
+    port: int = 0,
     page: bool = False,
     settle: float = SETTLE_SECONDS,
     grace: float = GRACE_SECONDS,
@@ -54,13 +55,14 @@ def run_ranks(
     """Run `command` once per rank on this host and return when every process of it is gone.
 
     Blocks the calling thread, also where an event loop runs in it. Signals are handled when that is the main thread. The rendezvous
-    listens on the loopback interface with a random port and token; ranks find it by the AIODIST_* variables. Python ranks run unbuffered.
+    listens on the loopback interface with a random token; ranks find it by the AIODIST_* variables. Python ranks run unbuffered.
 
     Args:
         command: Program and arguments, the same for all ranks.
         world_size: Number of ranks.
         env: Environment of the ranks, to which the AIODIST_* variables are added; None for this process's.
         job: Name of the job; None for a random one.
+        port: Port on which the rendezvous listens; 0 for one that is free.
         page: Say the link to the page that shows the job live.
         settle: Seconds the other ranks get after a failure before SIGTERM.
         grace: Seconds from the first signal to SIGKILL.
@@ -74,8 +76,9 @@ def run_ranks(
         The exit code, the first failure and the end of each rank.
 
     Raises:
-        ValueError: `world_size` is below 1 or `command` is empty.
-        OSError: the command could not be started; ranks that were started have been ended.
+        ValueError: `world_size` is below 1, `command` is empty, or `port` is no port.
+        OSError: the port is in use, and nothing was started; or the command could not be started, and the ranks that were have been
+            ended.
     """
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, not {world_size}")
@@ -87,6 +90,7 @@ def run_ranks(
         world_size,
         env=os.environ if env is None else env,
         job=job or f"run-{secrets.token_hex(4)}",
+        port=port,
         page=page,
         settle=settle,
         grace=grace,

@@ -43,6 +43,7 @@ class Supervisor:
         *,
         env: Mapping[str, str],
         job: str,
+        port: int,
         page: bool,
         settle: float,
         grace: float,
@@ -57,6 +58,7 @@ class Supervisor:
         self._numbers = range(world_size) if share is None else share.ranks
         self._fds = tuple(fds)
         self._job = job
+        self._port = port
         self._page = page
         self._settle = settle
         self._grace = grace
@@ -114,7 +116,7 @@ class Supervisor:
             return
         from aiodist.rendezvous.server import RendezvousServer
 
-        server = RendezvousServer(host="127.0.0.1", port=0, token=self._token)
+        server = RendezvousServer(host="127.0.0.1", port=self._port, token=self._token)
         await server.start()
         if self._page:
             self._say(f"the job live: {server.page_link(self._job)}")

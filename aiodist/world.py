@@ -8,19 +8,19 @@ import hashlib
 import itertools
 import os
 import socket
-import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from aiodist import _core, registry
 from aiodist.backends import attach
 from aiodist.config import DEFAULT_TIMEOUT, Settings
 from aiodist.errors import RendezvousError, TransportError
 from aiodist.group import DRAIN_SECONDS, Group
+from aiodist.hosts import check_one_host
 from aiodist.local_store import LocalSeat, LocalStore
 from aiodist.membership import Founder
 from aiodist.ops.checks import check_timeout
@@ -30,9 +30,6 @@ if TYPE_CHECKING:  # loaded when a world has peers: a world of one needs no HTTP
     from aiodist.rendezvous.client import Membership, Notice, RendezvousClient
 
 __all__ = ["LocalWorld", "Opening", "init", "local_world"]
-
-A = TypeVar("A")
-R = TypeVar("R")
 
 _DEFAULT_JOB: Final = "default"
 _LOCAL_DRAIN_SECONDS: Final = 1.0
@@ -51,6 +48,8 @@ class _Place:
     job: str
     token: str | None
     timeout: float
+    address: str | None
+    """Where others reach this rank, if it was told."""
 
 
 def init(
@@ -79,7 +78,8 @@ def init(
         timeout: Seconds that forming the world, and later every call, may take; 300 by default.
         device: ``cpu``; other devices are not built yet.
         backend: ``auto`` or ``shm``; others are not built yet.
-        interface: Not used yet: all ranks must be on one host.
+        interface: Name of a network interface of this host, or one of its addresses, by which other hosts reach this rank. By default it
+            is the address by which this rank reaches the rendezvous. It is only told so far: all ranks must be on one host.
 
     Returns:
         An object to await or to enter, which gives the world's `Group`.
@@ -95,7 +95,7 @@ def init(
     if backend not in ("auto", "shm"):
         raise ValueError(f"backend {backend!r} is not built yet: 'auto' and 'shm' are")
     _refuse_second()
-    return Opening(_place(Settings.from_env(), rendezvous, rank, world_size, job, token, timeout))
+    return Opening(_place(Settings.from_env(), rendezvous, rank, world_size, job, token, timeout, interface))
 
 
 class LocalWorld:
@@ -184,6 +184,7 @@ def _place(
     job: str | None,
     token: str | None,
     timeout: float | None,
+    interface: str | None,
 ) -> _Place:
     for name, value in (("rank", rank), ("world_size", world_size)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
@@ -208,7 +209,16 @@ def _place(
         job or settings.job or _DEFAULT_JOB,
         token if token is not None else settings.token,
         check_timeout(timeout) or settings.timeout or DEFAULT_TIMEOUT,
+        _address(interface if interface is not None else settings.interface),
     )
+
+
+def _address(interface: str | None) -> str | None:
+    if interface is None:
+        return None
+    from aiodist.rendezvous.interfaces import address_of
+
+    return address_of(interface)
 
 
 def _make_local(size: int, timeout: float, drain_seconds: float, on_close: Callable[[], None] | None = None) -> list[Group]:
@@ -301,6 +311,7 @@ class _Forming:
 
     async def _meet(self) -> tuple[Membership, attach.Attachment, int]:
         from aiodist.rendezvous.client import RendezvousClient
+        from aiodist.rendezvous.thread import on_a_thread
 
         place = self._place
         assert place.rendezvous is not None  # _open() looked
@@ -315,11 +326,18 @@ class _Forming:
         )
         try:
             await client.connect()
-            info = {"pid": os.getpid(), "host": socket.gethostname(), "identity": attach.host_identity(), "socket": name}
+            address = place.address or client.local_address
+            info = {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "address": address,
+                "identity": attach.host_identity(),
+                "socket": name,
+            }
             key = (place.rendezvous, place.job)
             membership = await client.join(world_size=place.world_size, rank=place.rank, info=info, after=_generations.get(key, 0))
             _generations[key] = membership.generation
-            attachment, offset = await _on_a_thread(self._attach, membership)
+            attachment, offset = await on_a_thread(self._attach, membership)
         except BaseException as error:
             await self._leave(f"{type(error).__name__}: {error}")
             raise
@@ -332,7 +350,7 @@ class _Forming:
     def _attach(self, membership: Membership) -> tuple[attach.Attachment, int]:
         """Exchange memory with the other ranks; on a thread of its own, since sockets with descriptors are best used blocking."""
         place, rank = self._place, membership.rank
-        _check_one_host(membership)
+        check_one_host(membership)
         tuning = _core.default_tuning(place.world_size)
         offset = _core.reserve(tuning, _channel_id(place.job, membership.generation, "world"), rank, place.world_size)
         secret = attach.Secret(place.job, membership.generation, place.token)
@@ -364,43 +382,6 @@ class _Forming:
             with contextlib.suppress(RendezvousError):
                 await self._client.leave(reason)
             await self._client.aclose()
-
-
-async def _on_a_thread(function: Callable[[A], R], argument: A) -> R:
-    """Run a blocking function on a daemon thread: unlike an executor's, it keeps nobody from leaving when the wait for it is given up."""
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[R] = loop.create_future()
-
-    def settle(result: R | None, error: BaseException | None) -> None:
-        if outcome.cancelled():
-            return
-        if error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(cast(R, result))
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = function(argument)
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="aiodist-attach", daemon=True).start()
-    return await outcome
-
-
-def _check_one_host(membership: Membership) -> None:
-    own = membership.members[membership.rank]
-    elsewhere = [rank for rank, info in enumerate(membership.members) if info["identity"] != own["identity"]]
-    if elsewhere:
-        raise TransportError(
-            f"ranks {elsewhere} are on other hosts than rank {membership.rank} ({own['host']}): the network path is not built yet",
-            rank=membership.rank,
-            ranks=elsewhere,
-        )
 
 
 def _channel_id(job: str, generation: int, name: str) -> int:

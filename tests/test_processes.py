@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 from support.checks import assert_usable, error_of
 from support.oracle import assert_same
-from support.ranks import Outcome, RankPool, ServerThread, assert_clean, new_job
+from support.ranks import Outcome, Pools, RankPool, ServerThread, assert_clean, new_job
 from support.worker import note
 
 import aiodist
-from aiodist import CollectiveTimeoutError, CommunicationError, PeerLostError
+from aiodist import CollectiveTimeoutError, CommunicationError, PeerLostError, RendezvousError
+from aiodist.rendezvous.client import RendezvousClient
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -167,6 +168,19 @@ def test_a_short_stop_harms_nothing(doomed: Callable[..., RankPool]) -> None:
     pool.signal(2, signal.SIGSTOP)
     time.sleep(1.0)
     pool.signal(2, signal.SIGCONT)
+    for outcome in pool.finish(30):
+        _value(outcome)
+
+
+async def test_late_joiners_are_refused_and_the_ranks_go_on(pools: Pools, server: ServerThread) -> None:
+    pool = pools.get(3)
+    pool.start(_go_on, 100)
+    pool.wait_notes()
+    assert pool.job is not None
+    for rank in (1, None):
+        async with RendezvousClient(server.address, job=pool.job, token=server.token, timeout=30.0) as late:
+            with pytest.raises(RendezvousError, match=r"is already formed \(world 3\)"):
+                await late.join(world_size=3, rank=rank, info={})
     for outcome in pool.finish(30):
         _value(outcome)
 

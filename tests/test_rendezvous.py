@@ -12,10 +12,12 @@ import threading
 from typing import Any
 
 import pytest
-from support.rendezvous import TOKEN, Notices, client, info, until_forming, world
+from support.rendezvous import TOKEN, Notices, client, info, until_away, until_forming, world
+from support.service import road_to
 
 from aiodist.errors import RendezvousError
 from aiodist.rendezvous.client import Membership, Notice
+from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.server import RendezvousServer
 
 pytestmark = pytest.mark.timeout(60)
@@ -158,6 +160,50 @@ async def test_a_crashed_job_leaves_nothing_for_the_next_one_of_its_name() -> No
         async with world(server, 3) as members:  # The four closed without a goodbye.
             with pytest.raises(RendezvousError, match="key 'k' of job X was not set"):
                 await members[0].get("k", timeout=0.1)
+
+
+async def test_a_killed_job_can_be_started_again_at_once_with_another_size() -> None:
+    script = """
+        import asyncio, sys
+        from aiodist.rendezvous.client import RendezvousClient
+        async def main():
+            members = [RendezvousClient(sys.argv[1], job="X", token=sys.argv[2]) for _ in range(4)]
+            for member in members:
+                await member.connect()
+            await asyncio.gather(*(member.join(world_size=4, rank=rank, info={}) for rank, member in enumerate(members)))
+            await members[0].set("k", b"old")
+            print("formed", flush=True)
+            await asyncio.sleep(60)
+        asyncio.run(main())
+    """
+    async with RendezvousServer(token=TOKEN) as server:
+        command = [sys.executable, "-c", textwrap.dedent(script), server.address, TOKEN]
+        child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert child.stdout is not None
+        assert await child.stdout.readline() == b"formed\n"
+        child.kill()
+        await child.wait()
+        async with world(server, 3) as members:
+            with pytest.raises(RendezvousError, match="was not set within 0 s"):
+                await members[0].get("k", timeout=0)
+            await asyncio.gather(*(member.barrier("b") for member in members))
+
+
+async def test_a_newcomer_waits_no_longer_than_its_timeout_for_members_to_come_back() -> None:
+    async with (
+        RendezvousServer(token=TOKEN, limits=Limits(absent_s=30.0)) as server,
+        road_to(server.address) as road,
+        client(server, timeout=1.0) as late,
+    ):
+        member = client(road.address)
+        await member.connect()
+        await member.join(world_size=1, rank=0, info=info())
+        road.closed = True
+        road.cut()
+        await until_away(server, 1)
+        with pytest.raises(RendezvousError, match=r"job X is already formed \(world 1\), though none of its members is connected now"):
+            await late.join(world_size=1, rank=0, info=info())
+        await member.aclose()
 
 
 async def test_a_cancelled_join_frees_its_rank() -> None:

@@ -14,6 +14,7 @@ from test_rendezvous_state import steps
 from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.logs import Event
 from aiodist.rendezvous.messages import (
+    OCCUPIED,
     Add,
     Barrier,
     Beat,
@@ -71,6 +72,25 @@ def test_members_return_to_their_world_and_keys(desk: Desk) -> None:
     desk.sleep(60)
     assert desk.read(11) == []  # Nobody was lost,
     assert refused(desk.join(20, 1, 3)).text == "job X is already formed (world 3)"  # and the world is closed to others.
+
+
+@pytest.mark.parametrize("restart", [True, False])
+@pytest.mark.parametrize("back", [True, False])
+def test_a_newcomer_is_asked_to_wait_while_all_members_are_away(restart: bool, back: bool, desk: Desk) -> None:
+    desk.world(2)
+    if restart:
+        desk.restart()
+    else:
+        desk.hang_up(0, may_return=True)
+        assert refused(desk.join(20, 0, 1)).code == "formed"  # one is there
+        desk.hang_up(1, may_return=True)
+    assert refused(desk.join(20, 0, 1)).code == OCCUPIED
+    if back:
+        _resume(desk, 11, 1)
+        assert refused(desk.join(20, 0, 1)).code == "formed"
+    else:
+        desk.sleep(31)
+        assert isinstance(desk.join(20, 0, 1)[-1], Formed)
 
 
 def test_members_that_stay_away_after_a_restart_are_lost_at_its_bound(desk: Desk) -> None:

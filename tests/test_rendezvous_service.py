@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +19,7 @@ from support.rendezvous import TOKEN, Notices, client, info, raw, world
 
 from aiodist.errors import RendezvousError
 from aiodist.rendezvous import link
+from aiodist.rendezvous.interfaces import is_loopback_address
 from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.messages import PROTOCOL_VERSION, Get, Hello, Join, Refused, Set, decode_answer, encode
 from aiodist.rendezvous.server import RendezvousServer
@@ -68,27 +71,47 @@ def test_addresses_that_are_not(text: str, shown: str) -> None:
 
 
 @pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6")
-async def test_ipv6_in_brackets() -> None:
-    async with RendezvousServer("::1", 0) as server:
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_ipv6_with_and_without_brackets(host: str) -> None:
+    async with RendezvousServer(host, 0) as server:
         assert server.address.startswith("http://[::1]:")
         async with client(server, token=None) as me:
             assert (await me.join(world_size=1, rank=None, info=info())).rank == 0
 
 
-async def test_all_addresses_of_a_name_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first", ["::1", "127.0.0.2"])
+async def test_all_addresses_of_a_name_are_tried(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = socket.getaddrinfo
 
     def two_addresses(host: str, port: int, *args: Any, **options: Any) -> list[Any]:
         if host != "two.example":
             return real(host, port, *args, **options)
-        v6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", port, 0, 0))
-        return [v6, (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+        return [*real(first, port, type=socket.SOCK_STREAM), *real("127.0.0.1", port, type=socket.SOCK_STREAM)]
 
     async with RendezvousServer() as server:
-        monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
         port = parse_address(server.address).port
-        async with client(f"http://two.example:{port}", token=None, timeout=5.0) as me:
-            await me.join(world_size=1, rank=None, info=info())
+        with socket.socket() as full, socket.socket() as waiting, socket.socket() as hopeless:
+            # The first address refuses, or says nothing: its queue is full of connections that nobody accepts.
+            full.bind(("127.0.0.2", port))
+            full.listen(0)
+            for sock in (waiting, hopeless):
+                sock.setblocking(False)
+                sock.connect_ex(("127.0.0.2", port))
+            monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
+            async with client(f"http://two.example:{port}", token=None, timeout=4.0) as me:  # A try that hangs takes 5 s.
+                await me.join(world_size=1, rank=None, info=info())
+                assert me.local_address == "127.0.0.1"
+
+
+async def test_a_server_on_all_addresses_does_not_tell_a_name_that_means_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.getaddrinfo
+    meaning = {"debian.example": "127.0.1.1", "good.example": "203.0.113.7"}
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *args, **options: real(meaning.get(host, host), *args, **options))
+    for name in meaning:
+        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
+        async with RendezvousServer("0.0.0.0", token=TOKEN) as server:
+            told = parse_address(server.address).host
+            assert (told == name) == (name == "good.example") and not is_loopback_address(told)
 
 
 async def test_a_busy_port_is_an_error_that_names_it() -> None:
@@ -139,23 +162,68 @@ async def _banner(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     await reader.read()
 
 
+async def _endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while True:
+            writer.write(b"x" * 1000)
+            await writer.drain()
+
+
+async def _slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        for byte in b"HTTP/1.1 101 Switching Protocols\r\n" + b"x" * 10000:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.05)
+            await writer.drain()
+
+
 async def _web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readuntil(b"\r\n\r\n")
     writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
     await reader.read()
 
 
-@pytest.mark.parametrize("talk", [_silent, _hang_up, _banner, _web])
-async def test_a_stranger_on_the_port_is_recognised_and_not_waited_on(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await talk(reader, writer)
-        writer.close()
+@pytest.mark.parametrize(
+    ("talk", "found"),
+    [
+        (_silent, "it accepted the connection and gave no answer"),
+        (_slow, "it accepted the connection and gave no answer"),
+        (_hang_up, "it closes the connection without an answer"),
+        (_banner, "it does not speak HTTP"),
+        (_endless, "it does not speak HTTP"),
+        (_web, "it answered like another HTTP server (status 404)"),
+    ],
+)
+async def test_a_stranger_on_the_port_is_recognised_and_not_waited_on(talk: Talk, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
 
-    monkeypatch.setattr(link, "_ANSWER_S", 0.3)
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ended.append(event := asyncio.Event())
+        await talk(reader, writer)
+        writer.transport.abort()
+        event.set()
+
+    for name, seconds in (("_ANSWER_S", 0.3), ("_CONNECT_S", 0.5), ("_LOOK_UP_S", 0.5)):
+        monkeypatch.setattr(link, name, seconds)
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as stranger:
         address = f"http://127.0.0.1:{stranger.sockets[0].getsockname()[1]}"
-        with pytest.raises(RendezvousError, match=f"what listens at {address} is no aiodist rendezvous"):
+        with pytest.raises(RendezvousError, match=f"what listens at {address} is no aiodist rendezvous: {re.escape(found)}"):
             await asyncio.wait_for(client(address, timeout=300.0).connect(), 20)
+        for event in ended:
+            await event.wait()
+
+
+async def test_a_name_server_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(link, "_look_up", lambda *arguments: answered.wait(30) and [])
+    monkeypatch.setattr(link, "_LOOK_UP_S", 0.2)
+    try:
+        with pytest.raises(
+            RendezvousError, match=r"no rendezvous answered at http://h\.example:1 within 1 s: looking 'h\.example' up took"
+        ):
+            await client("http://h.example:1", timeout=1.0).connect()
+    finally:
+        answered.set()
 
 
 @pytest.mark.parametrize("greeting", ["text", "nothing"])

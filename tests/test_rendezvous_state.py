@@ -103,6 +103,20 @@ def test_missing_ranks_are_listed_at_the_timeout_to_everyone_who_waits() -> None
     assert desk.service.next_deadline() is None and desk.service.job("X", desk.now) is None
 
 
+@pytest.mark.parametrize("early", [0.5, 1e-9, 0.0, -1e-9])
+def test_a_joiner_at_the_last_moment_is_in_for_all_or_out_for_all(early: float) -> None:
+    desk = Desk()
+    desk.join(0, 0, 2, timeout=5)
+    desk.now += 5 - early  # the server's timer may be late
+    last = desk.join(1, 1, 2, timeout=5)
+    desk.sleep(0)
+    first = desk.read(0)
+    assert any(isinstance(answer, Formed) for answer in first) == any(isinstance(answer, Formed) for answer in last)
+    if not isinstance(first[-1], Formed):
+        desk.sleep(10)
+        assert refused(desk.read(1)).ranks == [0]
+
+
 @pytest.mark.parametrize("way", ["cancel", "hang_up", "leave"])
 def test_a_withdrawn_join_frees_its_rank_at_once(way: str) -> None:
     desk = Desk()

@@ -37,7 +37,8 @@ def defined(tree: ast.Module) -> set[str]:
         if isinstance(node, Definition):
             names.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
-            variable = isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name) and node.value.func.id == "TypeVar"
+            maker = node.value.func if isinstance(node.value, ast.Call) else None
+            variable = isinstance(maker, ast.Name) and maker.id in ("TypeVar", "TypeVarTuple")
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names |= {target.id for target in targets if isinstance(target, ast.Name) and not variable}
     return {name for name in names if is_public(name)}

@@ -10,7 +10,8 @@ The modules are imported by name, because importing this package loads neither a
     calls       keys, barriers and gathers of all worlds
     state       the state machine over all jobs; no I/O and no clock
     journal     the file that holds what is written down
-    sockets     spellings of addresses, listening, name resolution
+    interfaces  this host's network interfaces, and what others may call it
+    sockets     spellings of addresses, listening
     pulse       heartbeats: who is alive, and where in its work
     views       what people may see of the jobs, as types
     logs        events, and their lines of JSON
@@ -24,5 +25,5 @@ The modules are imported by name, because importing this package loads neither a
     talk        requests and their answers, over as many connections as it takes
     client      `RendezvousClient`
     store       `ControlStore`, through which groups are made
-    thread      `ControlThread`, the daemon thread whose event loop carries a client
+    thread      `ControlThread`, the daemon thread whose event loop carries a client, and threads for what blocks
 """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
+import random
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,6 +20,7 @@ from aiodist.errors import RendezvousError
 from aiodist.rendezvous.messages import (
     JOB_NAME,
     LIST_NAMES,
+    OCCUPIED,
     Add,
     Answer,
     Barrier,
@@ -50,6 +53,7 @@ __all__ = ["Membership", "Notice", "RendezvousClient"]
 A = TypeVar("A", Done, Formed, Names, Number, Value, Values)
 
 _LEAVE_S: Final = 2.0
+_AGAIN_S: Final = (0.05, 1.0)
 _REASON_LENGTH: Final = 16384
 
 _log = logging.getLogger("aiodist.rendezvous")
@@ -123,6 +127,11 @@ class RendezvousClient:
         """The server's address in its canonical spelling."""
         return str(self._address)
 
+    @property
+    def local_address(self) -> str:
+        """The address of this host by which it reaches the server, as a number; empty before the first connection."""
+        return self._talk.local_address
+
     async def __aenter__(self) -> Self:
         await self.connect()
         return self
@@ -158,7 +167,8 @@ class RendezvousClient:
             rank: The wanted rank, or None for any that is free.
             info: What the others are told: ``pid``, ``host`` and ``address``, small and writable as JSON.
             after: The generation this process was last a member of under this job's name, 0 for none. Without it, a job that is
-                formed or has ended well refuses the newcomer.
+                formed or has ended well refuses the newcomer. While no member of a formed world has a connection, the newcomer waits:
+                either they come back, or that world is over.
 
         Raises:
             ValueError: the rank is outside the world, or the info is too large.
@@ -173,12 +183,24 @@ class RendezvousClient:
             msgspec.json.encode(info)
         except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(f"the info can not be written as JSON: {error}") from None
-        timeout = self._timeout
-        request = Join(self._talk.number(), self._job, self._member, world_size, rank, info, timeout, after)
         self._told.clear()
-        formed = await self._ask(request, Formed, timeout, down=timeout)
+        formed = await self._join(world_size, rank, info, after)
         self._joined = True
         return Membership(formed.rank, formed.world_size, formed.generation, tuple(self._roster))
+
+    async def _join(self, world_size: int, rank: int | None, info: dict[str, Any], after: int) -> Formed:
+        loop = asyncio.get_running_loop()
+        began, timeout, pause = loop.time(), self._timeout, _AGAIN_S[0]
+        while True:
+            spent = loop.time() - began
+            request = Join(self._talk.number(), self._job, self._member, world_size, rank, info, timeout, after, spent)
+            try:
+                return await self._ask(request, Formed, timeout - spent, down=timeout - spent)
+            except _OccupiedError as error:
+                if loop.time() - began + pause >= timeout:
+                    raise RendezvousError(str(error)) from None
+            await asyncio.sleep(pause * (1 + random.random()) / 2)
+            pause = min(2 * pause, _AGAIN_S[1])
 
     async def leave(self, reason: str | None = None) -> None:
         """Leave the world: a goodbye, or with a reason a failure; all other members are told.
@@ -298,7 +320,7 @@ class RendezvousClient:
     async def _ask(self, request: Asked, kind: type[A], wait: float = 0.0, *, down: float | None = None) -> A:
         answer = await self._talk.ask(request, wait, down=down)
         if isinstance(answer, Refused):
-            raise ValueError(answer.text) if answer.code == "argument" else RendezvousError(answer.text, ranks=answer.ranks)
+            raise _refusal(answer)
         return _expect(answer, kind, request)
 
     def _hear(self, message: Notices | Roster) -> None:
@@ -317,6 +339,16 @@ class RendezvousClient:
             self._on_notice(notice)
         except Exception:
             _log.exception("on_notice of job %s failed", self._job)
+
+
+class _OccupiedError(RendezvousError):
+    """Raised when a world that may be over is in the way of the next one."""
+
+
+def _refusal(answer: Refused) -> Exception:
+    if answer.code == "argument":
+        return ValueError(answer.text)
+    return (_OccupiedError if answer.code == OCCUPIED else RendezvousError)(answer.text, ranks=answer.ranks)
 
 
 def _expect(answer: Answer, kind: type[A], request: Asked) -> A:

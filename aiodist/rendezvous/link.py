@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import socket
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Final
@@ -26,12 +25,15 @@ from aiodist.rendezvous.messages import (
     decode_answer,
     encode,
 )
-from aiodist.rendezvous.sockets import Address, keep_alive
+from aiodist.rendezvous.sockets import Address, keep_alive, numeric_host
+from aiodist.rendezvous.thread import on_a_thread
 
 __all__ = ["Link", "open_link"]
 
-_ANSWER_S: Final = 5.0
+_ANSWER_S: Final = 10.0
+"""Many members that come at once are not answered at once."""
 _CONNECT_S: Final = 5.0
+_LOOK_UP_S: Final = 15.0
 _CLOSE_S: Final = 1.0
 _HANG_UPS: Final = 3
 _MAX_ANSWER_NBYTES: Final = 1 << 30
@@ -43,28 +45,11 @@ class _Resolver(AbstractResolver):
     """All addresses of a name, looked up on a daemon thread: a name server that does not answer must not hold the interpreter's exit."""
 
     async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC) -> list[ResolveResult]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[ResolveResult]] = loop.create_future()
-
-        def settle(result: list[ResolveResult], error: OSError | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-
-        def look_up() -> None:
-            result, failure = [], None
-            try:
-                result = _look_up(host, port, family)
-            except OSError as error:
-                failure = error
-            with suppress(RuntimeError):  # The loop was closed meanwhile.
-                loop.call_soon_threadsafe(settle, result, failure)
-
-        threading.Thread(target=look_up, name="aiodist-resolve", daemon=True).start()
-        return await future
+        try:
+            async with asyncio.timeout(_LOOK_UP_S):
+                return await on_a_thread(_look_up, host, port, family)
+        except TimeoutError:
+            raise socket.gaierror(socket.EAI_AGAIN, f"looking {host!r} up took more than {_LOOK_UP_S:g} s") from None
 
     async def close(self) -> None:
         pass
@@ -75,7 +60,7 @@ def _look_up(host: str, port: int, family: socket.AddressFamily) -> list[Resolve
     return [
         ResolveResult(
             hostname=host,
-            host=socket.getnameinfo(sockaddr, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0],
+            host=numeric_host(sockaddr),
             port=port,
             family=kind,
             proto=protocol,
@@ -126,7 +111,8 @@ async def _dial(session: aiohttp.ClientSession, address: Address, within: float,
     pause, hang_ups, cause = 0.02, 0, "the last try got no answer"
     while True:
         try:
-            async with asyncio.timeout_at(deadline):
+            # What sends a byte now and then keeps every other timeout from ending the wait for an answer.
+            async with asyncio.timeout_at(min(deadline, loop.time() + _LOOK_UP_S + _CONNECT_S + _ANSWER_S)):
                 return await session.ws_connect(
                     str(address) + MEMBERS_PATH,
                     timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
@@ -169,7 +155,7 @@ def _unwanted(address: Address, error: Exception) -> RendezvousError:
         case aiohttp.WSServerHandshakeError():
             return _stranger(address, f"it answered like another HTTP server (status {error.status})")
         case TimeoutError():
-            return _stranger(address, f"it accepted the connection and said nothing for {_ANSWER_S:g} s")
+            return _stranger(address, "it accepted the connection and gave no answer")
         case _:
             return _stranger(address, "it does not speak HTTP")
 

@@ -22,6 +22,7 @@ __all__ = [
     "LIST_NAMES",
     "MARK_HEADER",
     "MEMBERS_PATH",
+    "OCCUPIED",
     "PROTOCOL_VERSION",
     "Add",
     "Answer",
@@ -75,6 +76,8 @@ JOB_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,127}\Z")
 """What a job may be called: it stands in addresses and log lines."""
 LIST_NAMES: Final = 1000
 """How many names one answer to `List` holds at most."""
+OCCUPIED: Final = "occupied"
+"""The code of a join's refusal by a world without connected members: it may soon be over, so the join may be tried again."""
 
 RequestId: TypeAlias = Annotated[int, Meta(ge=1, lt=2**53)]
 Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -315,7 +318,7 @@ class Refused(_Message, frozen=True):
     """The request of that number failed; number 0 concerns the connection.
 
     Attributes:
-        code: ``"argument"`` for a wrong argument; any other word is for logs.
+        code: ``"argument"`` for a wrong argument, `OCCUPIED`; any other word is for logs.
         ranks: The ranks that the text is about (missing, lost), in order.
     """
 

@@ -17,6 +17,7 @@ from aiohttp import WSMsgType, web
 
 from aiodist.config import DEFAULT_TIMEOUT, Settings
 from aiodist.rendezvous.http import HttpApi, http_log, json_answer
+from aiodist.rendezvous.interfaces import own_name
 from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.journal import Journal, JournalError
 from aiodist.rendezvous.logs import log_event
@@ -35,6 +36,7 @@ from aiodist.rendezvous.metrics import Metrics, Open
 from aiodist.rendezvous.openapi import ErrorBody
 from aiodist.rendezvous.sockets import Address, check_token, is_loopback, keep_alive, listen
 from aiodist.rendezvous.state import Delivery, Service
+from aiodist.rendezvous.thread import on_a_thread
 from aiodist.rendezvous.xml_door import BOARD, XmlDoor
 
 __all__ = ["RendezvousServer"]
@@ -91,7 +93,7 @@ class RendezvousServer:
     worlds of this one, however it ended; without one, members of those worlds are refused by the next.
 
     Args:
-        host: The name or address to listen on. Outside the loopback interface it needs a token.
+        host: The name or address to listen on, IPv6 in brackets or not. Outside the loopback interface it needs a token.
         port: The port; 0 lets the kernel choose one, which `address` then tells.
         token: The bearer token that everything but ``/healthz`` and the empty page asks for.
         insecure: Listen outside the loopback interface without a token all the same.
@@ -112,7 +114,7 @@ class RendezvousServer:
         limits: Limits | None = None,
         state: str | None = None,
     ) -> None:
-        self._host = host
+        self._host = host.removeprefix("[").removesuffix("]")
         self._port = port
         self._token = check_token(token)
         self._insecure = insecure
@@ -222,7 +224,7 @@ class RendezvousServer:
             sock.close()
             await self._runner.cleanup()
             raise
-        host = socket.gethostname() if self._host in _WILDCARDS else self._host
+        host = await on_a_thread(own_name) if self._host in _WILDCARDS else self._host
         self._address = Address("http", host, sock.getsockname()[1])
         self._owner = asyncio.create_task(self._own(self._runner), name=f"aiodist rendezvous {self._address}")
         await asyncio.sleep(0)  # A task that is cancelled before its first step would clean nothing up.

@@ -9,10 +9,12 @@ import re
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-__all__ = ["Address", "check_token", "is_loopback", "keep_alive", "listen", "parse_address"]
+from aiodist.rendezvous.interfaces import is_loopback_address
+
+__all__ = ["Address", "check_token", "is_loopback", "keep_alive", "listen", "numeric_host", "parse_address"]
 
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,1024}\Z")
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,253})\Z")
@@ -83,19 +85,29 @@ def check_token(token: str | None) -> str | None:
     return token
 
 
+def numeric_host(sockaddr: Any) -> str:
+    """Return the address in what `socket.getsockname` and the like return; that of an IPv6 link with its interface."""
+    return socket.getnameinfo(sockaddr, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
+
+
 def is_loopback(sock: socket.socket) -> bool:
     """Whether a bound socket can be reached from this host only."""
-    return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
+    return is_loopback_address(sock.getsockname()[0])
 
 
 def listen(host: str, port: int) -> socket.socket:
     """Bind and return a listening socket on the first of the host's addresses that this machine has. It blocks to resolve a name.
 
-    The port is never probed first: port 0 lets the kernel choose, and the socket that got the port is the one that is used.
+    The host may be an IPv6 address in brackets. The port is never probed first: port 0 lets the kernel choose, and the socket that got
+    the port is the one that is used.
 
     Raises:
         OSError: naming host and port, for example because the port is in use.
+        ValueError: the port is no port.
     """
+    if not 0 <= port < 65536:
+        raise ValueError(f"port {port} is not between 0 and 65535")
+    host = host.removeprefix("[").removesuffix("]")
     where = str(Address("", host, port)).removeprefix("://")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

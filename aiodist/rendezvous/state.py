@@ -21,6 +21,7 @@ from aiodist.rendezvous.calls import Calls, Delivery
 from aiodist.rendezvous.job import AWAY, Failure, Job, Limits, Member, World, identity, listed, name_ranks, wrong_join
 from aiodist.rendezvous.logs import Event
 from aiodist.rendezvous.messages import (
+    OCCUPIED,
     Beat,
     Cancel,
     Done,
@@ -192,7 +193,8 @@ class Service:
         closed = self._closed(job, request, now)
         if closed is not None:
             self._calls.send(conn, closed)
-            self._events.append(Event("refused", job.name, job.generation, request.rank, **identity(request.info), reason=closed.text))
+            if closed.code != OCCUPIED:
+                self._events.append(Event("refused", job.name, job.generation, request.rank, **identity(request.info), reason=closed.text))
         else:
             self._admit(job, conn, request, now)
 
@@ -212,7 +214,10 @@ class Service:
         """Why a newcomer can not take part in forming this job's next world."""
         for generation, world in job.worlds.items():
             if generation > request.after:
-                return Refused(request.id, "formed", f"job {job.name} is already formed (world {world.size})")
+                text = f"job {job.name} is already formed (world {world.size})"
+                if all(member.away for member in world.active()):  # Killed all at once, or this server was started again a moment ago.
+                    return Refused(request.id, OCCUPIED, f"{text}, though none of its members is connected now")
+                return Refused(request.id, "formed", text)
         if job.ended is not None and job.ended[0] > request.after:
             wait = f"its name is free again in {job.ended[1] - now:.0f} s"
             return Refused(request.id, "ended", f"job {job.name} has ended ({wait})")

@@ -45,7 +45,7 @@ from aiodist.rendezvous.messages import (
     encode,
 )
 from aiodist.rendezvous.pulse import Heart
-from aiodist.rendezvous.sockets import Address
+from aiodist.rendezvous.sockets import Address, numeric_host
 
 __all__ = ["Asked", "Talk"]
 
@@ -99,6 +99,8 @@ class Talk:
         progress: Callable[[], Sequence[Progress]] | None,
     ) -> None:
         self.welcome: Welcome | None = None
+        self.local_address = ""
+        """This side's of the latest connection, as a number; empty before the first."""
         self.ended: str | None = None
         """Why there are no answers any more."""
         self._address = address
@@ -230,6 +232,7 @@ class Talk:
                     async with open_link(self._address, self._token, within) as (ws, welcome):
                         began = loop.time()
                         self.welcome = welcome
+                        self.local_address = numeric_host(ws.get_extra_info("sockname"))
                         if not ready.done():
                             ready.set_result(None)
                         await self._converse(ws)

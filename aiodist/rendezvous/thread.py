@@ -1,4 +1,4 @@
-"""The daemon thread whose event loop carries a process's rendezvous client."""
+"""Daemon threads: the one whose event loop carries a process's rendezvous client, and those for a function that blocks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import atexit
 import concurrent.futures
 import os
 import threading
-from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final, TypeVar, TypeVarTuple, cast
 
-__all__ = ["ControlThread"]
+__all__ = ["ControlThread", "on_a_thread"]
 
+A = TypeVarTuple("A")
 T = TypeVar("T")
 
 _CANCEL_S: Final = 1.5
@@ -100,3 +102,29 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """In debug mode asyncio reports its own tasks that are cancelled while they accept a connection; here that is no fault."""
     if not isinstance(context.get("exception"), asyncio.CancelledError):
         loop.default_exception_handler(context)
+
+
+async def on_a_thread(function: Callable[[*A], T], *arguments: *A) -> T:
+    """Run a blocking function on a daemon thread: unlike an executor's, it keeps nobody from leaving when the wait for it is given up."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if outcome.cancelled():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(cast(T, result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function(*arguments)
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="aiodist-blocking", daemon=True).start()
+    return await outcome

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -52,10 +52,19 @@ class Notices:
 
 async def until_forming(server: RendezvousServer, count: int, job: str = "X") -> None:
     """Wait until so many members wait for the job's world."""
+    await _until(server, job, lambda shown: len(shown["forming"]["members"]) == count)
+
+
+async def until_away(server: RendezvousServer, count: int, job: str = "X") -> None:
+    """Wait until so many members of the job's first world are away."""
+    await _until(server, job, lambda shown: [one["state"] for one in shown["worlds"][0]["members"]].count("away") == count)
+
+
+async def _until(server: RendezvousServer, job: str, done: Callable[[Any], bool]) -> None:
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
         while True:
             async with session.get(f"{server.address}/api/v1/jobs/{job}") as response:
-                if response.status == 200 and len((await response.json())["forming"]["members"]) == count:
+                if response.status == 200 and done(await response.json()):
                     return
             await asyncio.sleep(0.01)
 
