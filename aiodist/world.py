@@ -50,6 +50,7 @@ class _Place:
     world_size: int
     job: str
     token: str | None
+    tls_ca: str | None
     timeout: float
 
 
@@ -207,6 +208,7 @@ def _place(
         size,
         job or settings.job or _DEFAULT_JOB,
         token if token is not None else settings.token,
+        settings.tls_ca,
         check_timeout(timeout) or settings.timeout or DEFAULT_TIMEOUT,
     )
 
@@ -309,13 +311,14 @@ class _Forming:
             place.rendezvous,
             job=place.job,
             token=place.token,
+            tls_ca=place.tls_ca,
             timeout=place.timeout,
             on_notice=self._on_notice,
             progress=self._reporter,
         )
         try:
             await client.connect()
-            info = {"pid": os.getpid(), "host": socket.gethostname(), "identity": attach.host_identity(), "socket": name}
+            info = {"pid": os.getpid(), "host": socket.gethostname(), "device": "cpu", "identity": attach.host_identity(), "socket": name}
             key = (place.rendezvous, place.job)
             membership = await client.join(world_size=place.world_size, rank=place.rank, info=info, after=_generations.get(key, 0))
             _generations[key] = membership.generation

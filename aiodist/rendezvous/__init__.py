@@ -10,11 +10,13 @@ The modules are imported by name, because importing this package loads neither a
     calls       keys, barriers and gathers of all worlds
     state       the state machine over all jobs; no I/O and no clock
     journal     the file that holds what is written down
+    tls         secrets in files, TLS contexts, and what a failed handshake means
     sockets     spellings of addresses, listening, name resolution
     pulse       heartbeats: who is alive, and where in its work
     views       what people may see of the jobs, as types
     logs        events, and their lines of JSON
     metrics     what is counted, and how it looks to Prometheus
+    lobby       connections that wait for a request
     openapi     the description of the HTTP API
     http        the page, the API and metrics over HTTP
     xml_calls   XML-RPC bodies

@@ -74,6 +74,7 @@ class Limits:
         ended_s: Seconds for which a job that ended well refuses fresh processes ("job X has ended"). After them, or at once after
             a job that ended by a failure, its name is free again.
         failed_s: Seconds for which the ranks that a failed formation still expected are told why it failed.
+        unjoined_s: Seconds for which a connection may be a member's of no world that has formed or is forming.
         absent_s: Seconds in which a member whose connection broke may come back over another one before it is lost.
         restart_s: The same after the server was started again, for all members of the worlds it finds in its journal.
     """
@@ -91,6 +92,7 @@ class Limits:
     outgoing_nbytes: int = 64 << 20
     ended_s: float = 10.0
     failed_s: float = 5.0
+    unjoined_s: float = 60.0
     absent_s: float = 0.5
     restart_s: float = 30.0
 

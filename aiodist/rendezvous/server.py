@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 from urllib.parse import quote, urlencode
 
 from aiohttp import WSMsgType, web
@@ -19,6 +19,7 @@ from aiodist.config import DEFAULT_TIMEOUT, Settings
 from aiodist.rendezvous.http import HttpApi, http_log, json_answer
 from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.journal import Journal, JournalError
+from aiodist.rendezvous.lobby import HEAD_S
 from aiodist.rendezvous.logs import log_event
 from aiodist.rendezvous.messages import (
     MEMBERS_PATH,
@@ -35,6 +36,7 @@ from aiodist.rendezvous.metrics import Metrics, Open
 from aiodist.rendezvous.openapi import ErrorBody
 from aiodist.rendezvous.sockets import Address, check_token, is_loopback, keep_alive, listen
 from aiodist.rendezvous.state import Delivery, Service
+from aiodist.rendezvous.tls import server_context
 from aiodist.rendezvous.xml_door import BOARD, XmlDoor
 
 __all__ = ["RendezvousServer"]
@@ -45,6 +47,10 @@ _CLOSE_S: Final = 1.0
 _ENVELOPE_NBYTES: Final = 1 << 17
 _BODY_NBYTES: Final = 1 << 16
 _LINE_NBYTES: Final = 1 << 15
+_BACKLOG: Final = 1024
+_FRAME_NBYTES: Final = 128
+"""What a frame that queues costs besides its bytes."""
+_HANDSHAKE_S: Final = 10.0
 
 _log = logging.getLogger("aiodist.rendezvous")
 
@@ -56,6 +62,8 @@ class _Connection:
         self.number = number
         self.ws = ws
         self.open: Open = {}
+        self.idle_since = asyncio.get_running_loop().time()
+        """Since when its connection belongs to no member, as far as was looked."""
         self._request = request
         self._max_nbytes = max_nbytes
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -63,11 +71,16 @@ class _Connection:
 
     def post(self, frame: bytes) -> None:
         """Queue a frame; a peer that lets too much queue up is dropped."""
-        self._nbytes += len(frame)
+        self._nbytes += len(frame) + _FRAME_NBYTES
         if self._nbytes <= self._max_nbytes:
             self._queue.put_nowait(frame)
         elif self._request.transport is not None:
             _log.warning("a member does not read: its connection is dropped with %d bytes waiting", self._nbytes)
+            self.abort()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        if self._request.transport is not None:
             self._request.transport.abort()
 
     def finish(self) -> None:
@@ -79,7 +92,7 @@ class _Connection:
         with suppress(ConnectionError):
             while (frame := await self._queue.get()) is not None:
                 await self.ws.send_bytes(frame)
-                self._nbytes -= len(frame)
+                self._nbytes -= len(frame) + _FRAME_NBYTES
 
 
 class RendezvousServer:
@@ -95,11 +108,14 @@ class RendezvousServer:
         port: The port; 0 lets the kernel choose one, which `address` then tells.
         token: The bearer token that everything but ``/healthz`` and the empty page asks for.
         insecure: Listen outside the loopback interface without a token all the same.
+        tls_cert: PEM file with the certificate for TLS, the server's own first; clients then write ``https``.
+        tls_key: PEM file with its private key.
         limits: What the server holds at most.
         state: The directory in which worlds are written down. A server whose state can not be written ends.
 
     Raises:
-        ValueError: the token is empty or can not stand in an HTTP header, or AIODIST_TIMEOUT is no time.
+        ValueError: the token is empty or can not stand in an HTTP header, one of ``tls_cert`` and ``tls_key`` is missing, or AIODIST_TIMEOUT
+            is no time.
     """
 
     def __init__(
@@ -109,6 +125,8 @@ class RendezvousServer:
         *,
         token: str | None = None,
         insecure: bool = False,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
         limits: Limits | None = None,
         state: str | None = None,
     ) -> None:
@@ -116,6 +134,9 @@ class RendezvousServer:
         self._port = port
         self._token = check_token(token)
         self._insecure = insecure
+        if (tls_cert is None) != (tls_key is None):
+            raise ValueError("tls_cert and tls_key are given together")
+        self._tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key)
         self._state = state
         self._journal: Journal | None = None
         self._failure: JournalError | None = None
@@ -127,6 +148,7 @@ class RendezvousServer:
         self._http = HttpApi(self._service, self._metrics, self._token, lambda: len(self._connections))
         self._numbers = itertools.count(1)
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
         self._owner: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._deserted = asyncio.Event()
@@ -137,7 +159,7 @@ class RendezvousServer:
 
     @property
     def address(self) -> str:
-        """``http://host:port`` with the real port.
+        """``http[s]://host:port`` with the real port.
 
         Raises:
             RuntimeError: the server was not started.
@@ -177,8 +199,8 @@ class RendezvousServer:
         """Listen, and serve from now on.
 
         Raises:
-            OSError: naming host and port, for example because the port is in use; or naming the state file that can not be used.
-            ValueError: the host can be reached from outside and there is no token.
+            OSError: naming host and port, for example because the port is in use; or naming the state or TLS file that can not be used.
+            ValueError: the host can be reached from outside and there is no token; or the TLS files are wrong.
         """
         if self._runner is not None:
             raise RuntimeError("the rendezvous server was started before")
@@ -206,24 +228,36 @@ class RendezvousServer:
         return journal
 
     async def _listen(self) -> None:
+        tls = None if self._tls is None else server_context(*self._tls)
         sock = listen(self._host, self._port)
+        keep_alive(sock)  # Accepted connections inherit it: one that does not read, or whose host has vanished, ends.
         if not (is_loopback(sock) or self._token or self._insecure):
             sock.close()
-            raise ValueError(f"listening on {self._host} lets other hosts in: give a token, or say insecure")
+            raise ValueError(f"listening on {self._host} lets other hosts in: give a token (--token-file), or say so (--insecure)")
         if is_loopback(sock):
             self._http.own_names = frozenset({"localhost", self._host.lower(), socket.gethostname().lower()})
         self._runner = web.AppRunner(
-            self._app(), handle_signals=False, access_log=None, logger=http_log(), max_line_size=_LINE_NBYTES, shutdown_timeout=_CLOSE_S
+            self._app(),
+            handle_signals=False,
+            access_log=None,
+            logger=http_log(),
+            max_line_size=_LINE_NBYTES,
+            keepalive_timeout=HEAD_S,
+            shutdown_timeout=_CLOSE_S,
         )
         try:
             await self._runner.setup()
-            await web.SockSite(self._runner, sock, backlog=1024).start()
+            times: Any = {} if tls is None else {"ssl_handshake_timeout": _HANDSHAKE_S, "ssl_shutdown_timeout": _CLOSE_S}
+            assert self._runner.server is not None  # setup() made it
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._http.lobby.factory(self._runner.server), sock=sock, backlog=_BACKLOG, ssl=tls, **times
+            )
         except BaseException:
             sock.close()
             await self._runner.cleanup()
             raise
         host = socket.gethostname() if self._host in _WILDCARDS else self._host
-        self._address = Address("http", host, sock.getsockname()[1])
+        self._address = Address("https" if tls else "http", host, sock.getsockname()[1])
         self._owner = asyncio.create_task(self._own(self._runner), name=f"aiodist rendezvous {self._address}")
         await asyncio.sleep(0)  # A task that is cancelled before its first step would clean nothing up.
         self._set_timer()
@@ -257,9 +291,14 @@ class RendezvousServer:
     async def _own(self, runner: web.AppRunner) -> None:
         """Ends the server when it is closed, or when the loop ends and cancels its tasks."""
         try:
-            await self._stop.wait()
+            while not self._stop.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), self._limits.unjoined_s / 4)
+                self._drop_unjoined()
         finally:
             self._closing = True
+            if self._listener is not None:
+                self._listener.close()
             if self._timer is not None:
                 self._timer.cancel()
             await runner.cleanup()
@@ -378,6 +417,16 @@ class RendezvousServer:
     def _expire(self) -> None:
         self._timer = None
         self._deliver(self._service.expire(asyncio.get_running_loop().time()))
+
+    def _drop_unjoined(self) -> None:
+        """Close the connections that have been of no use for long: no heartbeat tells a stopped process from one that never joins."""
+        now = asyncio.get_running_loop().time()
+        for connection in self._connections.values():
+            if self._service.has_member(connection.number):
+                connection.idle_since = now
+            elif now - connection.idle_since >= self._limits.unjoined_s:
+                self._metrics.refused["unjoined"] += 1
+                connection.abort()
 
     async def _close_connections(self, app: web.Application) -> None:
         closing = [connection.ws.close(code=1001, message=b"the rendezvous is closed") for connection in self._connections.values()]

@@ -160,6 +160,10 @@ class Service:
         """All jobs' records."""
         return (job for job in self._jobs.values() if not self._lapse(job, now))
 
+    def has_member(self, conn: int) -> bool:
+        """Whether the connection is that of a member of a formed or forming world."""
+        return conn in self._members
+
     def waits(self) -> Counter[str]:
         """How many requests wait, by kind."""
         return Counter(wait.kind for wait in self._waits)
