@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 from aiohttp import WSMsgType, web
 
 from aiodist.config import DEFAULT_TIMEOUT, Settings
+from aiodist.rendezvous.connection import Connection
 from aiodist.rendezvous.http import HttpApi, http_log, json_answer
 from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.journal import Journal, JournalError
@@ -32,7 +33,7 @@ from aiodist.rendezvous.messages import (
     decode_request,
     encode,
 )
-from aiodist.rendezvous.metrics import Metrics, Open
+from aiodist.rendezvous.metrics import Metrics
 from aiodist.rendezvous.openapi import ErrorBody
 from aiodist.rendezvous.sockets import Address, check_token, is_loopback, keep_alive, listen
 from aiodist.rendezvous.state import Delivery, Service
@@ -48,51 +49,9 @@ _ENVELOPE_NBYTES: Final = 1 << 17
 _BODY_NBYTES: Final = 1 << 16
 _LINE_NBYTES: Final = 1 << 15
 _BACKLOG: Final = 1024
-_FRAME_NBYTES: Final = 128
-"""What a frame that queues costs besides its bytes."""
 _HANDSHAKE_S: Final = 10.0
 
 _log = logging.getLogger("aiodist.rendezvous")
-
-
-class _Connection:
-    """One member's WebSocket, with the frames that queue for it."""
-
-    def __init__(self, number: int, request: web.Request, ws: web.WebSocketResponse, max_nbytes: int) -> None:
-        self.number = number
-        self.ws = ws
-        self.open: Open = {}
-        self.idle_since = asyncio.get_running_loop().time()
-        """Since when its connection belongs to no member, as far as was looked."""
-        self._request = request
-        self._max_nbytes = max_nbytes
-        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._nbytes = 0
-
-    def post(self, frame: bytes) -> None:
-        """Queue a frame; a peer that lets too much queue up is dropped."""
-        self._nbytes += len(frame) + _FRAME_NBYTES
-        if self._nbytes <= self._max_nbytes:
-            self._queue.put_nowait(frame)
-        elif self._request.transport is not None:
-            _log.warning("a member does not read: its connection is dropped with %d bytes waiting", self._nbytes)
-            self.abort()
-
-    def abort(self) -> None:
-        """End the connection at once."""
-        if self._request.transport is not None:
-            self._request.transport.abort()
-
-    def finish(self) -> None:
-        """Nothing comes after what is queued."""
-        self._queue.put_nowait(None)
-
-    async def write(self) -> None:
-        """Send what is queued until `finish`."""
-        with suppress(ConnectionError):
-            while (frame := await self._queue.get()) is not None:
-                await self.ws.send_bytes(frame)
-                self._nbytes -= len(frame) + _FRAME_NBYTES
 
 
 class RendezvousServer:
@@ -143,7 +102,7 @@ class RendezvousServer:
         self._service = Service(limits, journalled=state is not None)
         self._limits = self._service.limits
         self._xml_wait = Settings.from_env().timeout or DEFAULT_TIMEOUT
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._metrics = Metrics()
         self._http = HttpApi(self._service, self._metrics, self._token, lambda: len(self._connections))
         self._numbers = itertools.count(1)
@@ -325,7 +284,7 @@ class RendezvousServer:
             return json_answer(ErrorBody("members speak WebSocket here"), 426, {"Upgrade": "websocket"})
         await ws.prepare(request)
         keep_alive(ws.get_extra_info("socket"))
-        connection = _Connection(next(self._numbers), request, ws, self._limits.outgoing_nbytes)
+        connection = Connection(next(self._numbers), request, ws, self._limits.outgoing_nbytes)
         self._connections[connection.number] = connection
         self._deserted.clear()
         writer = asyncio.create_task(connection.write())
@@ -345,7 +304,7 @@ class RendezvousServer:
             await ws.close()
         return ws
 
-    async def _converse(self, connection: _Connection) -> tuple[str, bool]:
+    async def _converse(self, connection: Connection) -> tuple[str, bool]:
         """Take a member's frames until its connection ends, and say how it ended, and whether the member may return."""
         limits = self._limits
         welcome = Welcome(PROTOCOL_VERSION, limits.key_nbytes, limits.value_nbytes)
