@@ -271,8 +271,8 @@ async def _answer(request: web.Request, handler: _Handler) -> web.StreamResponse
     except web.HTTPException as error:
         allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
         return json_answer(ErrorBody(f"{error.reason.lower()}; /api/v1/openapi.json tells what there is"), error.status, allowed)
-    except (ConnectionError, asyncio.CancelledError):
-        raise
+    except ConnectionError:  # whoever asked has gone, and gets nothing
+        return json_answer(ErrorBody("the connection has ended"), 499)
     except Exception:
         _log.exception("a request for %.200r failed", request.path)
         return json_answer(ErrorBody("the rendezvous failed at this request; its log says why"), 500)
