@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 import pytest
@@ -44,12 +45,10 @@ async def metric(server: RendezvousServer, name: str) -> float:
 
 async def ended(reader: asyncio.StreamReader) -> None:
     """Wait until the server has closed the connection."""
-    try:
+    with suppress(ConnectionResetError):
         async with asyncio.timeout(20):
             while await reader.read(1 << 20):
                 pass
-    except ConnectionResetError:
-        pass
 
 
 @pytest.mark.parametrize("kind", ["silent", "trickling", "idle after an answer"])
@@ -95,8 +94,9 @@ async def test_a_member_that_never_joins_is_dropped_and_one_that_has_joined_and_
         await joined.send_bytes(encode(Join(1, "X", "the-silent-one", 1, 0, info(), 10)))
         reading = asyncio.create_task(idle.receive())
         while not reading.done():
-            if beating and not idle.closed:
-                await idle.send_bytes(encode(Beat()))
+            if beating:
+                with suppress(ConnectionError):
+                    await idle.send_bytes(encode(Beat()))
             await asyncio.wait((reading,), timeout=0.05)
         assert (await reading).type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.ERROR)
         assert await metric(server, 'refused_total{reason="unjoined"}') == 1
@@ -135,3 +135,43 @@ async def test_a_viewer_that_does_not_read_is_dropped_and_holds_little_memory(mo
                 received += len(piece)
             assert received < drawn << 20  # what waited for it was thrown away
         await asyncio.gather(a.barrier("b"), b.barrier("b"))
+
+
+async def test_a_body_is_never_decompressed() -> None:
+    """A few kilobytes could become gigabytes, without a token."""
+    async with RendezvousServer(token=TOKEN) as server, connection(server) as (reader, writer):
+        head = "GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\n"
+        for _ in range(2):  # a server that looks at the body of the first hangs up
+            writer.write(f"{head}bogus".encode())
+            answer = await asyncio.wait_for(reader.readuntil(b"}"), 20)
+            assert answer.startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"GET /" + b"a" * 40_000, b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1000, b"GET / HTTP/1.1\r\na: " + b"b" * 40_000],
+    ids=["address", "headers", "header"],
+)
+async def test_a_head_past_the_limits_is_refused(head: bytes) -> None:
+    async with RendezvousServer(token=TOKEN) as server, connection(server) as (reader, writer):
+        writer.write(head)
+        assert (await asyncio.wait_for(reader.readline(), 20)).split()[1] == b"400"
+        await ended(reader)
+
+
+async def test_what_members_say_forges_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "aiodist.rendezvous")
+    evil = "h\n2026-01-01 CRITICAL all is lost\x1b[2J"
+    async with RendezvousServer(token=TOKEN) as server, client(server) as me:
+        await me.join(world_size=1, rank=0, info={"pid": 1, "host": evil})
+        await me.leave(f"ValueError: {evil}")
+    assert "h\\n2026-01-01 CRITICAL all is lost\\x1b[2J" in caplog.text
+    assert not [record for record in caplog.records if not record.getMessage().isprintable()]
+
+
+async def test_a_token_that_travels_in_the_clear_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    async with RendezvousServer("0.0.0.0", token=TOKEN):
+        assert "--tls-cert" in caplog.text
+    caplog.clear()
+    async with RendezvousServer(token=TOKEN):
+        assert not caplog.records

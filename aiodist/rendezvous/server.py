@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import socket
+import ssl
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
@@ -195,12 +196,25 @@ class RendezvousServer:
             raise ValueError(f"listening on {self._host} lets other hosts in: give a token (--token-file), or say so (--insecure)")
         if is_loopback(sock):
             self._http.own_names = frozenset({"localhost", self._host.lower(), socket.gethostname().lower()})
+        elif tls is None:
+            _log.warning("other hosts reach this by plain HTTP: whoever is on the way reads the token and all else; --tls-cert ends that")
+        await self._accept(sock, tls)
+        host = socket.gethostname() if self._host in _WILDCARDS else self._host
+        self._address = Address("https" if tls else "http", host, sock.getsockname()[1])
+        assert self._runner is not None  # _accept() made it
+        self._owner = asyncio.create_task(self._own(self._runner), name=f"aiodist rendezvous {self._address}")
+        await asyncio.sleep(0)  # A task that is cancelled before its first step would clean nothing up.
+        self._set_timer()
+
+    async def _accept(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Serve the socket's connections."""
         self._runner = web.AppRunner(
             self._app(),
             handle_signals=False,
             access_log=None,
             logger=http_log(),
             max_line_size=_LINE_NBYTES,
+            auto_decompress=False,  # nobody has a body to send, and a small one would hold the loop for seconds
             keepalive_timeout=HEAD_S,
             shutdown_timeout=_CLOSE_S,
         )
@@ -215,11 +229,6 @@ class RendezvousServer:
             sock.close()
             await self._runner.cleanup()
             raise
-        host = socket.gethostname() if self._host in _WILDCARDS else self._host
-        self._address = Address("https" if tls else "http", host, sock.getsockname()[1])
-        self._owner = asyncio.create_task(self._own(self._runner), name=f"aiodist rendezvous {self._address}")
-        await asyncio.sleep(0)  # A task that is cancelled before its first step would clean nothing up.
-        self._set_timer()
 
     async def wait(self) -> None:
         """Wait until the server is closed.
@@ -283,7 +292,6 @@ class RendezvousServer:
         if not ws.can_prepare(request):
             return json_answer(ErrorBody("members speak WebSocket here"), 426, {"Upgrade": "websocket"})
         await ws.prepare(request)
-        keep_alive(ws.get_extra_info("socket"))
         connection = Connection(next(self._numbers), request, ws, self._limits.outgoing_nbytes)
         self._connections[connection.number] = connection
         self._deserted.clear()

@@ -54,6 +54,7 @@ def server_context(cert: str, key: str) -> ssl.SSLContext:
         pass
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION  # of TLS 1.2: it costs the server more than the client
     try:
         context.load_cert_chain(cert, key, password=_no_password)
     except ssl.SSLError as error:
