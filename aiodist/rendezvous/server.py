@@ -8,7 +8,6 @@ import logging
 import socket
 import ssl
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
@@ -114,6 +113,7 @@ class RendezvousServer:
         self._deserted = asyncio.Event()
         self._deserted.set()
         self._timer: asyncio.TimerHandle | None = None
+        self._sweep: asyncio.TimerHandle | None = None
         self._address: Address | None = None
         self._closing = False
 
@@ -205,6 +205,7 @@ class RendezvousServer:
         self._owner = asyncio.create_task(self._own(self._runner), name=f"aiodist rendezvous {self._address}")
         await asyncio.sleep(0)  # A task that is cancelled before its first step would clean nothing up.
         self._set_timer()
+        self._drop_unjoined()
 
     async def _accept(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Serve the socket's connections."""
@@ -259,14 +260,13 @@ class RendezvousServer:
     async def _own(self, runner: web.AppRunner) -> None:
         """Ends the server when it is closed, or when the loop ends and cancels its tasks."""
         try:
-            while not self._stop.is_set():
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._stop.wait(), self._limits.unjoined_s / 4)
-                self._drop_unjoined()
+            await self._stop.wait()
         finally:
             self._closing = True
             if self._listener is not None:
                 self._listener.close()
+            if self._sweep is not None:
+                self._sweep.cancel()
             if self._timer is not None:
                 self._timer.cancel()
             await runner.cleanup()
@@ -387,7 +387,9 @@ class RendezvousServer:
 
     def _drop_unjoined(self) -> None:
         """Close the connections that have been of no use for long: no heartbeat tells a stopped process from one that never joins."""
-        now = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        self._sweep = loop.call_later(self._limits.unjoined_s / 4, self._drop_unjoined)
+        now = loop.time()
         for connection in self._connections.values():
             if self._service.has_member(connection.number):
                 connection.idle_since = now
