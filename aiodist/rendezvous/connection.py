@@ -7,11 +7,12 @@ import logging
 from contextlib import suppress
 from typing import Final
 
-from aiohttp import web
+from aiohttp import WSMsgType, web
 
+from aiodist.rendezvous.messages import PROTOCOL_VERSION, Hello, Refused
 from aiodist.rendezvous.metrics import Open
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "check_hello", "why_ended"]
 
 _FRAME_NBYTES: Final = 128
 """What a frame that queues costs besides its bytes."""
@@ -56,3 +57,22 @@ class Connection:
             while (frame := await self._queue.get()) is not None:
                 await self.ws.send_bytes(frame)
                 self._nbytes -= len(frame) + _FRAME_NBYTES
+
+
+def check_hello(request: object) -> Refused | None:
+    """Why a connection's first message is refused, None if it is not."""
+    if not isinstance(request, Hello):
+        return Refused(0, "state", "the first message must be a hello")
+    if request.version != PROTOCOL_VERSION:
+        return Refused(0, "version", f"this server speaks protocol version {PROTOCOL_VERSION}, the client {request.version}")
+    return None
+
+
+def why_ended(kind: WSMsgType, ws: web.WebSocketResponse) -> str:
+    """How a connection ended, by its last frame."""
+    if kind is WSMsgType.CLOSE:
+        return "it closed its connection without a goodbye"
+    error = ws.exception()
+    if kind is WSMsgType.ERROR and error is not None:
+        return f"its connection failed: {error}"
+    return "its connection to the rendezvous ended"

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from aiohttp import WSMsgType, web
 
 from aiodist.config import DEFAULT_TIMEOUT, Settings
-from aiodist.rendezvous.connection import Connection
+from aiodist.rendezvous.connection import Connection, check_hello, why_ended
 from aiodist.rendezvous.http import HttpApi, http_log, json_answer
 from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.journal import Journal, JournalError
@@ -26,7 +26,6 @@ from aiodist.rendezvous.messages import (
     MEMBERS_PATH,
     PROTOCOL_VERSION,
     Answer,
-    Hello,
     MalformedMessageError,
     Refused,
     Welcome,
@@ -73,8 +72,8 @@ class RendezvousServer:
         state: The directory in which worlds are written down. A server whose state can not be written ends.
 
     Raises:
-        ValueError: the token is empty or can not stand in an HTTP header, one of ``tls_cert`` and ``tls_key`` is missing, or AIODIST_TIMEOUT
-            is no time.
+        ValueError: the token is empty or can not stand in an HTTP header, one of ``tls_cert`` and ``tls_key`` is missing, or
+            AIODIST_TIMEOUT is no time.
     """
 
     def __init__(
@@ -198,38 +197,38 @@ class RendezvousServer:
             self._http.own_names = frozenset({"localhost", self._host.lower(), socket.gethostname().lower()})
         elif tls is None:
             _log.warning("other hosts reach this by plain HTTP: whoever is on the way reads the token and all else; --tls-cert ends that")
-        await self._accept(sock, tls)
+        runner = await self._accept(sock, tls)
         host = socket.gethostname() if self._host in _WILDCARDS else self._host
         self._address = Address("https" if tls else "http", host, sock.getsockname()[1])
-        assert self._runner is not None  # _accept() made it
-        self._owner = asyncio.create_task(self._own(self._runner), name=f"aiodist rendezvous {self._address}")
+        self._owner = asyncio.create_task(self._own(runner), name=f"aiodist rendezvous {self._address}")
         await asyncio.sleep(0)  # A task that is cancelled before its first step would clean nothing up.
         self._set_timer()
         self._drop_unjoined()
 
-    async def _accept(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+    async def _accept(self, sock: socket.socket, tls: ssl.SSLContext | None) -> web.AppRunner:
         """Serve the socket's connections."""
-        self._runner = web.AppRunner(
+        self._runner = runner = web.AppRunner(
             self._app(),
             handle_signals=False,
             access_log=None,
             logger=http_log(),
             max_line_size=_LINE_NBYTES,
-            auto_decompress=False,  # nobody has a body to send, and a small one would hold the loop for seconds
+            auto_decompress=False,  # a small body would hold the loop for seconds, without a token
             keepalive_timeout=HEAD_S,
             shutdown_timeout=_CLOSE_S,
         )
         try:
-            await self._runner.setup()
+            await runner.setup()
             times: Any = {} if tls is None else {"ssl_handshake_timeout": _HANDSHAKE_S, "ssl_shutdown_timeout": _CLOSE_S}
-            assert self._runner.server is not None  # setup() made it
+            assert runner.server is not None  # setup() made it
             self._listener = await asyncio.get_running_loop().create_server(
-                self._http.lobby.factory(self._runner.server), sock=sock, backlog=_BACKLOG, ssl=tls, **times
+                self._http.lobby.factory(runner.server), sock=sock, backlog=_BACKLOG, ssl=tls, **times
             )
         except BaseException:
             sock.close()
-            await self._runner.cleanup()
+            await runner.cleanup()
             raise
+        return runner
 
     async def wait(self) -> None:
         """Wait until the server is closed.
@@ -323,7 +322,7 @@ class RendezvousServer:
             except TimeoutError:
                 return "it did not say hello", False
             if frame.type not in (WSMsgType.BINARY, WSMsgType.TEXT):
-                return _why_ended(frame.type, connection.ws), frame.type is not WSMsgType.CLOSE
+                return why_ended(frame.type, connection.ws), frame.type is not WSMsgType.CLOSE
             try:
                 if frame.type is WSMsgType.TEXT:
                     raise MalformedMessageError("a text frame; messages are binary")
@@ -337,7 +336,7 @@ class RendezvousServer:
                 self._metrics.arrived(connection.open, request, now)
                 self._deliver(self._service.handle(connection.number, request, now))
                 continue
-            refusal = _check_hello(request)
+            refusal = check_hello(request)
             connection.post(encode(refusal or welcome))
             if refusal is not None:
                 self._metrics.refused["hello"] += 1
@@ -400,20 +399,3 @@ class RendezvousServer:
     async def _close_connections(self, app: web.Application) -> None:
         closing = [connection.ws.close(code=1001, message=b"the rendezvous is closed") for connection in self._connections.values()]
         await asyncio.gather(*closing, return_exceptions=True)
-
-
-def _check_hello(request: object) -> Refused | None:
-    if not isinstance(request, Hello):
-        return Refused(0, "state", "the first message must be a hello")
-    if request.version != PROTOCOL_VERSION:
-        return Refused(0, "version", f"this server speaks protocol version {PROTOCOL_VERSION}, the client {request.version}")
-    return None
-
-
-def _why_ended(kind: WSMsgType, ws: web.WebSocketResponse) -> str:
-    if kind is WSMsgType.CLOSE:
-        return "it closed its connection without a goodbye"
-    error = ws.exception()
-    if kind is WSMsgType.ERROR and error is not None:
-        return f"its connection failed: {error}"
-    return "its connection to the rendezvous ended"
