@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -65,20 +65,28 @@ def _leave(signum: int, frame: object) -> NoReturn:
 @cli.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port to listen on; 0 takes a free one.")
-@click.option("--token", envvar="AIODIST_TOKEN", help="Bearer token that clients must give.  [env: AIODIST_TOKEN]")
+@click.option("--token", envvar="AIODIST_TOKEN", help="Bearer token that clients must give; `ps` shows it.  [env: AIODIST_TOKEN]")
+@click.option("--token-file", type=click.Path(dir_okay=False), help="File that holds the token, for its owner's eyes only.")
+@click.option("--tls-cert", type=click.Path(dir_okay=False), help="PEM file with the certificate to serve https by.")
+@click.option("--tls-key", type=click.Path(dir_okay=False), help="PEM file with its private key.")
+@click.option("--insecure", is_flag=True, help="Serve other hosts without a token: whoever reaches the port may join and read everything.")
 @click.option("--state", type=click.Path(file_okay=False), help="Directory that keeps the jobs, so that a restart goes on with them.")
 @click.option("--log-json", is_flag=True, help="Write the log as JSON, an object a line.")
-def rendezvous(host: str, port: int, token: str | None, state: str | None, log_json: bool) -> NoReturn:
+def rendezvous(log_json: bool, token: str | None, token_file: str | None, **options: Any) -> NoReturn:
     """Serve the rendezvous until a signal ends it.
 
     The first line of standard output is its address, for AIODIST_RENDEZVOUS; the log goes to standard error. On a terminal the link to
-    the page that shows the jobs is printed too, with the token in it.
+    the page that shows the jobs is printed too, with the token in it. Members find the CA of a certificate of your own by AIODIST_TLS_CA.
     """
     import asyncio
 
+    from aiodist.rendezvous.tls import read_token
+
+    host, port = options["host"], options["port"]
     _log_to_stderr(log_json)
     try:
-        signum = asyncio.run(_serve(host, port, token, state))
+        options["token"] = token if token_file is None else read_token(token_file)
+        signum = asyncio.run(_serve(options))
     except (OSError, ValueError) as error:
         raise click.ClickException(f"can not serve on {host} port {port}: {error}") from error
     sys.exit(128 + signum)
@@ -96,8 +104,10 @@ def _log_to_stderr(as_json: bool) -> None:
     log.setLevel(logging.INFO)
 
 
-async def _serve(host: str, port: int, token: str | None, state: str | None) -> int:
+async def _serve(options: dict[str, Any]) -> int:
+    """Serve with these arguments of `RendezvousServer` until a signal, and return its number."""
     import asyncio
+    import resource
 
     from aiodist.rendezvous.server import RendezvousServer
 
@@ -110,7 +120,9 @@ async def _serve(host: str, port: int, token: str | None, state: str | None) -> 
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, end, signum)
-    async with RendezvousServer(host=host, port=port, token=token, state=state) as server:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # A connection is a descriptor; many systems begin with 1024.
+    async with RendezvousServer(**options) as server:
         click.echo(server.address)
         if sys.stderr.isatty():
             click.echo(f"The jobs live: {server.page_link()}", err=True)

@@ -24,6 +24,7 @@ class Settings:
         local_rank: AIODIST_LOCAL_RANK, rank among the launcher's ranks on this host.
         job: AIODIST_JOB, name of the job on the rendezvous service.
         token: AIODIST_TOKEN, the bearer token of the rendezvous service.
+        tls_ca: AIODIST_TLS_CA, PEM file of the CAs that are trusted for an ``https`` rendezvous, in place of the system's.
         timeout: AIODIST_TIMEOUT, seconds that a call waits for its peers.
         device: AIODIST_DEVICE, such as ``cpu`` or ``cuda:0``.
         backend: AIODIST_BACKEND, such as ``auto`` or ``shm``.
@@ -36,6 +37,7 @@ class Settings:
     local_rank: int | None = None
     job: str | None = None
     token: str | None = None
+    tls_ca: str | None = None
     timeout: float | None = None
     device: str | None = None
     backend: str | None = None
@@ -56,6 +58,7 @@ class Settings:
             local_rank=_whole(env, "AIODIST_LOCAL_RANK"),
             job=_text(env, "AIODIST_JOB"),
             token=_text(env, "AIODIST_TOKEN"),
+            tls_ca=_text(env, "AIODIST_TLS_CA"),
             timeout=_seconds(env, "AIODIST_TIMEOUT"),
             device=_text(env, "AIODIST_DEVICE"),
             backend=_text(env, "AIODIST_BACKEND"),

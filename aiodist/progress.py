@@ -37,8 +37,6 @@ class Reporter:
             return []
         told = []
         for group in [world, *self._founder.groups()][:_MOST_GROUPS]:
-            latest = group._latest()
-            if latest is not None:
-                seq, collective, site = latest
-                told.append(Progress(group.name[:_NAME_LENGTH], seq, collective, site[-_SITE_LENGTH:]))
+            seq, collective, site = group._latest() or (-1, "", "")
+            told.append(Progress(group.name[:_NAME_LENGTH], seq, collective, site[-_SITE_LENGTH:]))
         return told

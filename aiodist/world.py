@@ -47,6 +47,7 @@ class _Place:
     world_size: int
     job: str
     token: str | None
+    tls_ca: str | None
     timeout: float
     address: str | None
     """Where others reach this rank, if it was told."""
@@ -208,6 +209,7 @@ def _place(
         size,
         job or settings.job or _DEFAULT_JOB,
         token if token is not None else settings.token,
+        settings.tls_ca,
         check_timeout(timeout) or settings.timeout or DEFAULT_TIMEOUT,
         _address(interface if interface is not None else settings.interface),
     )
@@ -320,6 +322,7 @@ class _Forming:
             place.rendezvous,
             job=place.job,
             token=place.token,
+            tls_ca=place.tls_ca,
             timeout=place.timeout,
             on_notice=self._on_notice,
             progress=self._reporter,
@@ -330,6 +333,7 @@ class _Forming:
             info = {
                 "pid": os.getpid(),
                 "host": socket.gethostname(),
+                "device": "cpu",
                 "address": address,
                 "identity": attach.host_identity(),
                 "socket": name,

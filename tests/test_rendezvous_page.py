@@ -18,6 +18,7 @@ from support.browser import CHROMIUM, Page, browser
 from support.rendezvous import TOKEN, client, info, world
 from support.service import road_to
 
+from aiodist.rendezvous import behind
 from aiodist.rendezvous.client import RendezvousClient
 from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.messages import Progress
@@ -146,7 +147,10 @@ async def test_a_rank_that_is_away_is_shown_so_and_is_no_trouble(tmp_path: Path)
         assert page.problems == []
 
 
-async def test_ranks_that_tell_their_progress_show_their_last_call_their_lag_and_a_plot(tmp_path: Path) -> None:
+async def test_ranks_that_tell_their_progress_show_their_last_call_their_lag_and_a_plot_and_a_stuck_one_turns_red(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(behind, "STUCK_S", 4.0)
     began = time.monotonic()
 
     def member(rank: int) -> RendezvousClient:
@@ -166,6 +170,11 @@ async def test_ranks_that_tell_their_progress_show_their_last_call_their_lag_and
         rate = await page.value("parseFloat(document.querySelector('.plot').textContent)")
         assert 10 < rate < 1000, rate
         await photograph(page, "progress")
+        await page.until("document.querySelector('tr.trouble')?.dataset.state === 'stuck'")
+        text = str(await page.value("document.querySelector('tr.trouble').textContent"))
+        assert "in group 'world' call #5 (all_reduce at train.py:42), while rank 1 is in call #" in text
+        assert "1 active, 1 stuck" in await page.text()
+        await photograph(page, "stuck")
         assert page.problems == []
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import NamedTuple
 
-from aiodist.rendezvous.job import AWAY, Limits, Member, Ticket, World
+from aiodist.rendezvous.identity import AWAY
+from aiodist.rendezvous.job import Limits, Member, Ticket, World
 from aiodist.rendezvous.messages import (
     LIST_NAMES,
     Add,

@@ -17,6 +17,7 @@ import msgspec
 
 from aiodist.config import DEFAULT_TIMEOUT
 from aiodist.errors import RendezvousError
+from aiodist.rendezvous.link import Trust
 from aiodist.rendezvous.messages import (
     JOB_NAME,
     LIST_NAMES,
@@ -46,6 +47,7 @@ from aiodist.rendezvous.messages import (
 )
 from aiodist.rendezvous.sockets import check_token, parse_address
 from aiodist.rendezvous.talk import Asked, Talk
+from aiodist.rendezvous.tls import client_context
 from aiodist.store import Outcome, Unmet
 
 __all__ = ["Membership", "Notice", "RendezvousClient"]
@@ -89,6 +91,7 @@ class RendezvousClient:
         address: ``http[s]://host:port``, IPv6 in brackets.
         job: Name of the job; jobs do not see each other.
         token: The server's bearer token, or None where it has none.
+        tls_ca: PEM file of the CAs by which an ``https`` server's certificate is checked; None for the system's.
         timeout: Seconds that connecting, joining, waiting for a key or for a barrier may take unless the call says otherwise.
         on_notice: Called on the client's loop with what befalls other members; it must not block.
         progress: Called on the client's loop every second for what people are shown of this member; it must not block.
@@ -96,7 +99,7 @@ class RendezvousClient:
             the same join. Made up if None.
 
     Raises:
-        ValueError: an argument is not of this form.
+        ValueError: an argument is not of this form, or the file of CAs can not be used.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class RendezvousClient:
         *,
         job: str,
         token: str | None = None,
+        tls_ca: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         on_notice: Callable[[Notice], None] | None = None,
         progress: Callable[[], Sequence[Progress]] | None = None,
@@ -120,7 +124,8 @@ class RendezvousClient:
         self._roster: list[dict[str, Any]] = []
         self._told: set[int] = set()
         self._joined = False
-        self._talk = Talk(self._address, job, self._member, check_token(token), self._timeout, self._hear, progress)
+        trust = Trust(client_context(tls_ca), tls_ca) if self._address.scheme == "https" else Trust()
+        self._talk = Talk(self._address, job, self._member, check_token(token), trust, self._timeout, self._hear, progress)
 
     @property
     def address(self) -> str:

@@ -17,6 +17,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from aiodist.rendezvous.job import Job, World
+from aiodist.rendezvous.lobby import Lobby
 from aiodist.rendezvous.messages import MARK_HEADER, MEMBERS_PATH, PROTOCOL_VERSION
 from aiodist.rendezvous.metrics import CONTENT_TYPE, Census, Metrics
 from aiodist.rendezvous.openapi import ErrorBody, EventsQuery, Health, JobQuery, JobsQuery, KeyQuery, KeysQuery, document
@@ -62,6 +63,7 @@ class HttpApi:
         self._metrics = metrics
         self._token = token
         self._connections = connections
+        self.lobby = Lobby()
         self._stop = asyncio.Event()
         self._watchers = 0
         self._warn_at = 0.0
@@ -96,7 +98,11 @@ class HttpApi:
         began = loop.time()
         resource = request.match_info.route.resource
         route = "other" if resource is None else resource.canonical
-        response = self._refusal(request, route) or await _answer(request, handler)
+        self.lobby.leave(request.protocol)
+        try:
+            response = self._refusal(request, route) or await _answer(request, handler)
+        finally:
+            self.lobby.enter(request.protocol)
         if response.status >= 400:
             self._metrics.refused[f"http {response.status}"] += 1
         self._metrics.served(route, response.status, None if route in _LASTING else loop.time() - began)
@@ -188,8 +194,11 @@ class HttpApi:
         self._watchers += 1
         try:
             await response.prepare(request)
-            with suppress(ConnectionError, TimeoutError):
+            with suppress(ConnectionError):
                 await self._watch(response, query)
+        except TimeoutError:  # Without this, what it has not read would be waited for.
+            if request.transport is not None:
+                request.transport.abort()
         finally:
             self._watchers -= 1
         return response
@@ -262,8 +271,8 @@ async def _answer(request: web.Request, handler: _Handler) -> web.StreamResponse
     except web.HTTPException as error:
         allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
         return json_answer(ErrorBody(f"{error.reason.lower()}; /api/v1/openapi.json tells what there is"), error.status, allowed)
-    except (ConnectionError, asyncio.CancelledError):
-        raise
+    except ConnectionError:  # whoever asked has gone, and gets nothing
+        return json_answer(ErrorBody("the connection has ended"), 499)
     except Exception:
         _log.exception("a request for %.200r failed", request.path)
         return json_answer(ErrorBody("the rendezvous failed at this request; its log says why"), 500)

@@ -6,19 +6,16 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, TypedDict
+from typing import Any, Final, TypeAlias
 
-import msgspec
-
+from aiodist.rendezvous.identity import AWAY, Behind, State, label
 from aiodist.rendezvous.messages import (
-    JOB_NAME,
     Add,
     Answer,
     Barrier,
     Compare,
     Done,
     Gather,
-    Join,
     Notice,
     Number,
     Progress,
@@ -30,19 +27,14 @@ from aiodist.rendezvous.told import Told
 from aiodist.store import Gathers, Met, Unmet
 
 __all__ = [
-    "AWAY",
     "Failure",
-    "Identity",
     "Job",
     "Limits",
     "Member",
     "Ticket",
     "World",
-    "identity",
-    "label",
     "listed",
     "name_ranks",
-    "wrong_join",
 ]
 
 Ticket: TypeAlias = tuple[int, int]
@@ -51,8 +43,6 @@ Ticket: TypeAlias = tuple[int, int]
 _INT64: Final = range(-(2**63), 2**63)
 _DECIMAL: Final = re.compile(rb"-?[0-9]{1,19}\Z")
 _LISTED: Final = 16
-AWAY: Final = -1
-"""The connection of a member that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +64,7 @@ class Limits:
         ended_s: Seconds for which a job that ended well refuses fresh processes ("job X has ended"). After them, or at once after
             a job that ended by a failure, its name is free again.
         failed_s: Seconds for which the ranks that a failed formation still expected are told why it failed.
+        unjoined_s: Seconds for which a connection may be a member's of no world that has formed or is forming.
         absent_s: Seconds in which a member whose connection broke may come back over another one before it is lost.
         restart_s: The same after the server was started again, for all members of the worlds it finds in its journal.
     """
@@ -91,15 +82,9 @@ class Limits:
     outgoing_nbytes: int = 64 << 20
     ended_s: float = 10.0
     failed_s: float = 5.0
+    unjoined_s: float = 60.0
     absent_s: float = 0.5
     restart_s: float = 30.0
-
-
-class Identity(TypedDict):
-    """Which process a member is."""
-
-    host: str | None
-    pid: int | None
 
 
 @dataclass(slots=True, eq=False)
@@ -120,22 +105,51 @@ class Member:
     rank: int = -1
     world: World | None = None
     fate: Notice | None = None
+    absence: str = ""
+    """Why it is away."""
     stalled: bool = False
     """Its heartbeats are missing."""
+    behind: Behind | None = None
     progress: list[Progress] = field(default_factory=list)
     told: dict[int, Told] = field(default_factory=dict)
     """By request number: what it was told and has not seen, as far as is known."""
     pieces: int = 0
 
     @property
-    def away(self) -> bool:
-        """Whether it has no connection, and may come back."""
-        return self.conn == AWAY and self.fate is None
-
-    @property
     def label(self) -> str:
         """What errors call this process."""
         return label(self.info)
+
+    @property
+    def state(self) -> State:
+        """How it is, as far as can be seen from here."""
+        if self.fate is not None:
+            return self.fate.kind
+        if self.conn == AWAY:
+            return "away"
+        return "stalled" if self.stalled else "stuck" if self.behind is not None and self.behind.text else "active"
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is in another state than active."""
+        match self.state:
+            case "active":
+                return None
+            case "away":
+                return self.absence
+            case "stalled":
+                return "its heartbeats are missing"
+            case "stuck":
+                return self.behind.text if self.behind is not None else None
+            case _:
+                return self.fate.reason if self.fate is not None else None
+
+    @property
+    def title(self) -> str:
+        """What texts call a rank that others wait for: ``rank 1 (host:pid, stalled)``."""
+        state = self.state
+        trouble = {"away": ", away", "stalled": ", stalled", "stuck": f", stuck: {self.reason}"}.get(state, "")
+        return f"rank {self.rank} ({self.label}{trouble})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +172,7 @@ class World:
         self.keys: dict[str, bytes] = {}
         self.key_waits: dict[str, list[Ticket]] = {}
         self.barriers: dict[str, dict[int, Ticket]] = {}
-        self.gathers: Gathers[Ticket] = Gathers(len(members), lambda rank: f"rank {rank} ({members[rank].label})")
+        self.gathers: Gathers[Ticket] = Gathers(len(members), lambda rank: members[rank].title)
         self.untold: list[Notice] = []
         """Fates that the remaining members have not been told yet."""
         self.tell_at = -math.inf
@@ -268,7 +282,7 @@ class World:
     def late(self, name: str, after: str) -> tuple[str, tuple[int, ...]]:
         """What those in a barrier are told at the timeout, and the ranks that are missing."""
         missing = self.missing(name)
-        who = listed([f"rank {m.rank} ({m.label}{', away' if m.away else ', stalled' if m.stalled else ''})" for m in missing])
+        who = listed([member.title for member in missing])
         return f"barrier {name!r} of job {self.job} timed out after {after}: waiting for {who}", tuple(m.rank for m in missing)
 
     def withdraw(self, ticket: Ticket, name: str) -> None:
@@ -352,32 +366,6 @@ class Job:
         for member in members:
             member.rank = next(free) if member.wanted is None else member.wanted
         return sorted(members, key=lambda member: member.rank)
-
-
-def wrong_join(request: Join, limits: Limits) -> str | None:
-    """Say what is wrong with a join by itself."""
-    if not JOB_NAME.match(request.job):
-        return f"{request.job[:128]!r} is no name of a job: letters, digits and _.:@+- , 128 at most"
-    if not 1 <= request.world_size <= limits.members:
-        return f"world size {request.world_size} is not between 1 and {limits.members}"
-    if request.rank is not None and not 0 <= request.rank < request.world_size:
-        return f"rank {request.rank} is not between 0 and {request.world_size - 1}"
-    try:
-        nbytes = len(msgspec.json.encode(request.info))
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
-        return "the info can not be written as JSON"
-    return f"the info has {nbytes} bytes as JSON, the limit is {limits.info_nbytes}" if nbytes > limits.info_nbytes else None
-
-
-def identity(info: dict[str, Any]) -> Identity:
-    """What a member said of its place, where that is of the kind that is expected: the info is free to its sender."""
-    host, pid = info.get("host"), info.get("pid")
-    return {"host": host[:255] if isinstance(host, str) else None, "pid": pid if type(pid) is int else None}
-
-
-def label(info: dict[str, Any]) -> str:
-    """``host:pid`` of a member, for people."""
-    return f"{str(info.get('host', '?'))[:80]}:{str(info.get('pid', '?'))[:20]}"
 
 
 def listed(items: Sequence[str], separator: str = ", ") -> str:

@@ -6,9 +6,10 @@ import asyncio
 import os
 import random
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -27,8 +28,9 @@ from aiodist.rendezvous.messages import (
 )
 from aiodist.rendezvous.sockets import Address, keep_alive, numeric_host
 from aiodist.rendezvous.thread import on_a_thread
+from aiodist.rendezvous.tls import explain, plain_refused
 
-__all__ = ["Link", "open_link"]
+__all__ = ["Link", "Trust", "open_link"]
 
 _ANSWER_S: Final = 10.0
 """Many members that come at once are not answered at once."""
@@ -39,6 +41,13 @@ _HANG_UPS: Final = 3
 _MAX_ANSWER_NBYTES: Final = 1 << 30
 
 Link = tuple[aiohttp.ClientWebSocketResponse, Welcome]
+
+
+class Trust(NamedTuple):
+    """What an ``https`` server is checked by: a context, and the file of CAs in it, None for the system's."""
+
+    context: ssl.SSLContext | None = None
+    ca: str | None = None
 
 
 class _Resolver(AbstractResolver):
@@ -71,7 +80,7 @@ def _look_up(host: str, port: int, family: socket.AddressFamily) -> list[Resolve
 
 
 @asynccontextmanager
-async def open_link(address: Address, token: str | None, within: float) -> AsyncIterator[Link]:
+async def open_link(address: Address, token: str | None, within: float, trust: Trust) -> AsyncIterator[Link]:
     """Connect and exchange hellos; a server that is not up yet is tried again until ``within`` seconds have passed.
 
     Raises:
@@ -79,10 +88,17 @@ async def open_link(address: Address, token: str | None, within: float) -> Async
     """
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     # All addresses of a name are tried, a quarter of a second apart. A name is looked up again at each try: it may come up late.
-    connector = aiohttp.TCPConnector(resolver=_Resolver(), use_dns_cache=False, limit=0)
+    connector = aiohttp.TCPConnector(resolver=_Resolver(), use_dns_cache=False, limit=0, ssl=trust.context or True)
     limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_ANSWER_S)
     async with aiohttp.ClientSession(connector=connector, timeout=limits, headers=headers) as session:
-        ws, welcome = await _open(session, address, within)
+        try:
+            ws, welcome = await _open(session, address, within)
+        except aiohttp.ClientSSLError as error:
+            raise RendezvousError(explain(address, error, trust.ca)) from None
+        except _StrangerError as error:
+            if address.scheme == "http" and await _speaks_tls(address):
+                raise RendezvousError(plain_refused(address)) from None
+            raise RendezvousError(str(error)) from None
         try:
             yield ws, welcome
         finally:
@@ -119,8 +135,8 @@ async def _dial(session: aiohttp.ClientSession, address: Address, within: float,
                     max_msg_size=_MAX_ANSWER_NBYTES,
                     compress=0,
                 )
-        except aiohttp.ClientSSLError as error:
-            raise RendezvousError(f"no TLS connection to the rendezvous at {address}: {error}") from None
+        except aiohttp.ClientSSLError:
+            raise
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ConnectionTimeoutError) as error:
             cause = _why_down(error)
             if not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
@@ -160,8 +176,22 @@ def _unwanted(address: Address, error: Exception) -> RendezvousError:
             return _stranger(address, "it does not speak HTTP")
 
 
-def _stranger(address: Address, why: str) -> RendezvousError:
-    return RendezvousError(f"what listens at {address} is no aiodist rendezvous: {why}; is another program on that port?")
+async def _speaks_tls(address: Address) -> bool:
+    """Tell whether there is TLS where plain HTTP was not understood. The token is not sent there."""
+    connector = aiohttp.TCPConnector(resolver=_Resolver(), ssl=False)  # whose certificate it is does not matter
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=_ANSWER_S)) as session:
+        with suppress(aiohttp.ClientError, TimeoutError, OSError):
+            async with session.get(f"https{str(address).removeprefix('http')}/healthz", allow_redirects=False):
+                return True
+    return False
+
+
+class _StrangerError(RendezvousError):
+    """Raised when what answers is no rendezvous."""
+
+
+def _stranger(address: Address, why: str) -> _StrangerError:
+    return _StrangerError(f"what listens at {address} is no aiodist rendezvous: {why}; is another program on that port?")
 
 
 async def _greet(ws: aiohttp.ClientWebSocketResponse, address: Address) -> Welcome:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-__all__ = ["Event", "JsonLines", "log_event"]
+__all__ = ["Event", "JsonLines", "log_event", "one_line"]
 
 _FIELDS: Final = ("event", "job", "generation", "rank", "host", "pid", "reason")
 
@@ -18,9 +18,9 @@ class Event(NamedTuple):
 
     Attributes:
         event: ``joined``, ``withdrew`` (before its world formed), ``formed``, ``refused`` (a newcomer), ``unformed`` (the formation
-            failed), or a member's end: ``lost``, ``left``, ``failed``. A member that is ``stalled`` may have ``resumed`` later, and one
-            that is ``away``, because its connection broke, may have ``returned``; both are lost otherwise. ``restored`` is a world that
-            an earlier server had written down: its members are away.
+            failed), or a member's end: ``lost``, ``left``, ``failed``. A member that is ``stalled`` or ``stuck`` may have ``resumed``
+            later, and one that is ``away``, because its connection broke, may have ``returned``; the
+            latter is lost otherwise. ``restored`` is a world that an earlier server had written down: its members are away.
         rank: The rank, or the wanted one before the world has formed; None where it is not known.
     """
 
@@ -39,8 +39,13 @@ def log_event(log: logging.Logger, event: Event) -> None:
         return
     who = f" {event.host or '?'}:{event.pid or '?'}" if event.host or event.pid else ""
     rank = "" if event.rank is None else f" rank {event.rank}"
-    why = f": {event.reason}" if event.reason else ""
+    why = f": {one_line(event.reason)}" if event.reason else ""
     log.info("job %s: %s%s%s%s", event.job, event.event, rank, who, why, extra=event._asdict())
+
+
+def one_line(text: str) -> str:
+    """The text with whatever could begin a line of the log, or command a terminal, written as an escape."""
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 class JsonLines(logging.Formatter):

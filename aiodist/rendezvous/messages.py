@@ -31,7 +31,6 @@ __all__ = [
     "Cancel",
     "Compare",
     "Count",
-    "Count64",
     "Delete",
     "Done",
     "Formed",
@@ -66,7 +65,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 MEMBERS_PATH: Final = "/api/v1/members"
 MARK_HEADER: Final = "X-Aiodist-Rendezvous"
 """Stands in every HTTP answer of our server, so that its refusals are told from a stranger's."""
@@ -82,7 +81,6 @@ OCCUPIED: Final = "occupied"
 RequestId: TypeAlias = Annotated[int, Meta(ge=1, lt=2**53)]
 Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
-Count64: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096)]
 MemberId: TypeAlias = Annotated[str, Meta(min_length=8, max_length=64)]
@@ -223,13 +221,13 @@ class Progress(msgspec.Struct, frozen=True):
 
     Attributes:
         group: The group's name.
-        seq: Number of the latest call, from 0.
+        seq: Number of the latest call, from 0; -1 before the first.
         collective: Its name.
         site: The line that made it, ``file:line``.
     """
 
     group: Annotated[str, Meta(max_length=256)]
-    seq: Count64
+    seq: Annotated[int, Meta(ge=-1, le=2**63 - 1)]
     collective: Annotated[str, Meta(max_length=64)]
     site: Annotated[str, Meta(max_length=512)]
 

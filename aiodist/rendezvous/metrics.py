@@ -116,7 +116,7 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         census, metrics = self._census, self._metrics
         jobs: Counter[str] = Counter()
-        members: Counter[str] = Counter({"active": 0, "away": 0, "stalled": 0, "forming": 0, "lost": 0, "failed": 0, "left": 0})
+        members: Counter[str] = Counter({"active": 0, "away": 0, "stalled": 0, "stuck": 0, "forming": 0, "lost": 0, "failed": 0, "left": 0})
         keys = nbytes = 0
         for job in census.jobs:
             summary = summarise(job)

@@ -45,6 +45,7 @@ class Pulses:
         """The member is gone."""
         self._at.pop(member, None)
         member.stalled = False
+        member.behind = None
 
     def due(self, now: float) -> list[Member]:
         """Those who are stalled from now on."""

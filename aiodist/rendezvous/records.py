@@ -11,7 +11,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from aiodist.rendezvous.job import AWAY, Job, Limits, Member, World
+from aiodist.rendezvous.identity import AWAY
+from aiodist.rendezvous.job import Job, Limits, Member, World
 from aiodist.rendezvous.messages import Done, Notice, Number, Value, Values, decode_answer, encode
 from aiodist.rendezvous.told import Result, Told
 

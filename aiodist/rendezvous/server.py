@@ -6,37 +6,39 @@ import asyncio
 import itertools
 import logging
 import socket
+import ssl
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 from urllib.parse import quote, urlencode
 
 from aiohttp import WSMsgType, web
 
 from aiodist.config import DEFAULT_TIMEOUT, Settings
+from aiodist.rendezvous.connection import Connection, check_hello, why_ended
 from aiodist.rendezvous.http import HttpApi, http_log, json_answer
 from aiodist.rendezvous.interfaces import own_name
 from aiodist.rendezvous.job import Limits
 from aiodist.rendezvous.journal import Journal, JournalError
+from aiodist.rendezvous.lobby import HEAD_S
 from aiodist.rendezvous.logs import log_event
 from aiodist.rendezvous.messages import (
     MEMBERS_PATH,
     PROTOCOL_VERSION,
     Answer,
-    Hello,
     MalformedMessageError,
     Refused,
     Welcome,
     decode_request,
     encode,
 )
-from aiodist.rendezvous.metrics import Metrics, Open
+from aiodist.rendezvous.metrics import Metrics
 from aiodist.rendezvous.openapi import ErrorBody
 from aiodist.rendezvous.sockets import Address, check_token, is_loopback, keep_alive, listen
 from aiodist.rendezvous.state import Delivery, Service
 from aiodist.rendezvous.thread import on_a_thread
+from aiodist.rendezvous.tls import server_context
 from aiodist.rendezvous.xml_door import BOARD, XmlDoor
 
 __all__ = ["RendezvousServer"]
@@ -47,41 +49,10 @@ _CLOSE_S: Final = 1.0
 _ENVELOPE_NBYTES: Final = 1 << 17
 _BODY_NBYTES: Final = 1 << 16
 _LINE_NBYTES: Final = 1 << 15
+_BACKLOG: Final = 1024
+_HANDSHAKE_S: Final = 10.0
 
 _log = logging.getLogger("aiodist.rendezvous")
-
-
-class _Connection:
-    """One member's WebSocket, with the frames that queue for it."""
-
-    def __init__(self, number: int, request: web.Request, ws: web.WebSocketResponse, max_nbytes: int) -> None:
-        self.number = number
-        self.ws = ws
-        self.open: Open = {}
-        self._request = request
-        self._max_nbytes = max_nbytes
-        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._nbytes = 0
-
-    def post(self, frame: bytes) -> None:
-        """Queue a frame; a peer that lets too much queue up is dropped."""
-        self._nbytes += len(frame)
-        if self._nbytes <= self._max_nbytes:
-            self._queue.put_nowait(frame)
-        elif self._request.transport is not None:
-            _log.warning("a member does not read: its connection is dropped with %d bytes waiting", self._nbytes)
-            self._request.transport.abort()
-
-    def finish(self) -> None:
-        """Nothing comes after what is queued."""
-        self._queue.put_nowait(None)
-
-    async def write(self) -> None:
-        """Send what is queued until `finish`."""
-        with suppress(ConnectionError):
-            while (frame := await self._queue.get()) is not None:
-                await self.ws.send_bytes(frame)
-                self._nbytes -= len(frame)
 
 
 class RendezvousServer:
@@ -97,11 +68,14 @@ class RendezvousServer:
         port: The port; 0 lets the kernel choose one, which `address` then tells.
         token: The bearer token that everything but ``/healthz`` and the empty page asks for.
         insecure: Listen outside the loopback interface without a token all the same.
+        tls_cert: PEM file with the certificate for TLS, the server's own first; clients then write ``https``.
+        tls_key: PEM file with its private key.
         limits: What the server holds at most.
         state: The directory in which worlds are written down. A server whose state can not be written ends.
 
     Raises:
-        ValueError: the token is empty or can not stand in an HTTP header, or AIODIST_TIMEOUT is no time.
+        ValueError: the token is empty or can not stand in an HTTP header, one of ``tls_cert`` and ``tls_key`` is missing, or
+            AIODIST_TIMEOUT is no time.
     """
 
     def __init__(
@@ -111,6 +85,8 @@ class RendezvousServer:
         *,
         token: str | None = None,
         insecure: bool = False,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
         limits: Limits | None = None,
         state: str | None = None,
     ) -> None:
@@ -118,28 +94,33 @@ class RendezvousServer:
         self._port = port
         self._token = check_token(token)
         self._insecure = insecure
+        if (tls_cert is None) != (tls_key is None):
+            raise ValueError("tls_cert and tls_key are given together")
+        self._tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key)
         self._state = state
         self._journal: Journal | None = None
         self._failure: JournalError | None = None
         self._service = Service(limits, journalled=state is not None)
         self._limits = self._service.limits
         self._xml_wait = Settings.from_env().timeout or DEFAULT_TIMEOUT
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._metrics = Metrics()
         self._http = HttpApi(self._service, self._metrics, self._token, lambda: len(self._connections))
         self._numbers = itertools.count(1)
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
         self._owner: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._deserted = asyncio.Event()
         self._deserted.set()
         self._timer: asyncio.TimerHandle | None = None
+        self._sweep: asyncio.TimerHandle | None = None
         self._address: Address | None = None
         self._closing = False
 
     @property
     def address(self) -> str:
-        """``http://host:port`` with the real port.
+        """``http[s]://host:port`` with the real port.
 
         Raises:
             RuntimeError: the server was not started.
@@ -179,8 +160,8 @@ class RendezvousServer:
         """Listen, and serve from now on.
 
         Raises:
-            OSError: naming host and port, for example because the port is in use; or naming the state file that can not be used.
-            ValueError: the host can be reached from outside and there is no token.
+            OSError: naming host and port, for example because the port is in use; or naming the state or TLS file that can not be used.
+            ValueError: the host can be reached from outside and there is no token; or the TLS files are wrong.
         """
         if self._runner is not None:
             raise RuntimeError("the rendezvous server was started before")
@@ -208,27 +189,48 @@ class RendezvousServer:
         return journal
 
     async def _listen(self) -> None:
+        tls = None if self._tls is None else server_context(*self._tls)
         sock = listen(self._host, self._port)
+        keep_alive(sock)  # Accepted connections inherit it: one that does not read, or whose host has vanished, ends.
         if not (is_loopback(sock) or self._token or self._insecure):
             sock.close()
-            raise ValueError(f"listening on {self._host} lets other hosts in: give a token, or say insecure")
+            raise ValueError(f"listening on {self._host} lets other hosts in: give a token (--token-file), or say so (--insecure)")
         if is_loopback(sock):
             self._http.own_names = frozenset({"localhost", self._host.lower(), socket.gethostname().lower()})
-        self._runner = web.AppRunner(
-            self._app(), handle_signals=False, access_log=None, logger=http_log(), max_line_size=_LINE_NBYTES, shutdown_timeout=_CLOSE_S
-        )
-        try:
-            await self._runner.setup()
-            await web.SockSite(self._runner, sock, backlog=1024).start()
-        except BaseException:
-            sock.close()
-            await self._runner.cleanup()
-            raise
+        elif tls is None:
+            _log.warning("other hosts reach this by plain HTTP: whoever is on the way reads the token and all else; --tls-cert ends that")
+        runner = await self._accept(sock, tls)
         host = await on_a_thread(own_name) if self._host in _WILDCARDS else self._host
-        self._address = Address("http", host, sock.getsockname()[1])
-        self._owner = asyncio.create_task(self._own(self._runner), name=f"aiodist rendezvous {self._address}")
+        self._address = Address("https" if tls else "http", host, sock.getsockname()[1])
+        self._owner = asyncio.create_task(self._own(runner), name=f"aiodist rendezvous {self._address}")
         await asyncio.sleep(0)  # A task that is cancelled before its first step would clean nothing up.
         self._set_timer()
+        self._drop_unjoined()
+
+    async def _accept(self, sock: socket.socket, tls: ssl.SSLContext | None) -> web.AppRunner:
+        """Serve the socket's connections."""
+        self._runner = runner = web.AppRunner(
+            self._app(),
+            handle_signals=False,
+            access_log=None,
+            logger=http_log(),
+            max_line_size=_LINE_NBYTES,
+            auto_decompress=False,  # a small body would hold the loop for seconds, without a token
+            keepalive_timeout=HEAD_S,
+            shutdown_timeout=_CLOSE_S,
+        )
+        try:
+            await runner.setup()
+            times: Any = {} if tls is None else {"ssl_handshake_timeout": _HANDSHAKE_S, "ssl_shutdown_timeout": _CLOSE_S}
+            assert runner.server is not None  # setup() made it
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._http.lobby.factory(runner.server), sock=sock, backlog=_BACKLOG, ssl=tls, **times
+            )
+        except BaseException:
+            sock.close()
+            await runner.cleanup()
+            raise
+        return runner
 
     async def wait(self) -> None:
         """Wait until the server is closed.
@@ -262,6 +264,10 @@ class RendezvousServer:
             await self._stop.wait()
         finally:
             self._closing = True
+            if self._listener is not None:
+                self._listener.close()
+            if self._sweep is not None:
+                self._sweep.cancel()
             if self._timer is not None:
                 self._timer.cancel()
             await runner.cleanup()
@@ -287,8 +293,7 @@ class RendezvousServer:
         if not ws.can_prepare(request):
             return json_answer(ErrorBody("members speak WebSocket here"), 426, {"Upgrade": "websocket"})
         await ws.prepare(request)
-        keep_alive(ws.get_extra_info("socket"))
-        connection = _Connection(next(self._numbers), request, ws, self._limits.outgoing_nbytes)
+        connection = Connection(next(self._numbers), request, ws, self._limits.outgoing_nbytes)
         self._connections[connection.number] = connection
         self._deserted.clear()
         writer = asyncio.create_task(connection.write())
@@ -308,7 +313,7 @@ class RendezvousServer:
             await ws.close()
         return ws
 
-    async def _converse(self, connection: _Connection) -> tuple[str, bool]:
+    async def _converse(self, connection: Connection) -> tuple[str, bool]:
         """Take a member's frames until its connection ends, and say how it ended, and whether the member may return."""
         limits = self._limits
         welcome = Welcome(PROTOCOL_VERSION, limits.key_nbytes, limits.value_nbytes)
@@ -319,7 +324,7 @@ class RendezvousServer:
             except TimeoutError:
                 return "it did not say hello", False
             if frame.type not in (WSMsgType.BINARY, WSMsgType.TEXT):
-                return _why_ended(frame.type, connection.ws), frame.type is not WSMsgType.CLOSE
+                return why_ended(frame.type, connection.ws), frame.type is not WSMsgType.CLOSE
             try:
                 if frame.type is WSMsgType.TEXT:
                     raise MalformedMessageError("a text frame; messages are binary")
@@ -333,7 +338,7 @@ class RendezvousServer:
                 self._metrics.arrived(connection.open, request, now)
                 self._deliver(self._service.handle(connection.number, request, now))
                 continue
-            refusal = _check_hello(request)
+            refusal = check_hello(request)
             connection.post(encode(refusal or welcome))
             if refusal is not None:
                 self._metrics.refused["hello"] += 1
@@ -381,23 +386,18 @@ class RendezvousServer:
         self._timer = None
         self._deliver(self._service.expire(asyncio.get_running_loop().time()))
 
+    def _drop_unjoined(self) -> None:
+        """Close the connections that have been of no use for long: no heartbeat tells a stopped process from one that never joins."""
+        loop = asyncio.get_running_loop()
+        self._sweep = loop.call_later(self._limits.unjoined_s / 4, self._drop_unjoined)
+        now = loop.time()
+        for connection in self._connections.values():
+            if self._service.has_member(connection.number):
+                connection.idle_since = now
+            elif now - connection.idle_since >= self._limits.unjoined_s:
+                self._metrics.refused["unjoined"] += 1
+                connection.abort()
+
     async def _close_connections(self, app: web.Application) -> None:
         closing = [connection.ws.close(code=1001, message=b"the rendezvous is closed") for connection in self._connections.values()]
         await asyncio.gather(*closing, return_exceptions=True)
-
-
-def _check_hello(request: object) -> Refused | None:
-    if not isinstance(request, Hello):
-        return Refused(0, "state", "the first message must be a hello")
-    if request.version != PROTOCOL_VERSION:
-        return Refused(0, "version", f"this server speaks protocol version {PROTOCOL_VERSION}, the client {request.version}")
-    return None
-
-
-def _why_ended(kind: WSMsgType, ws: web.WebSocketResponse) -> str:
-    if kind is WSMsgType.CLOSE:
-        return "it closed its connection without a goodbye"
-    error = ws.exception()
-    if kind is WSMsgType.ERROR and error is not None:
-        return f"its connection failed: {error}"
-    return "its connection to the rendezvous ended"

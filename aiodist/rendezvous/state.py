@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Literal
 
+from aiodist.rendezvous.behind import Stragglers
 from aiodist.rendezvous.calls import Calls, Delivery
-from aiodist.rendezvous.job import AWAY, Failure, Job, Limits, Member, World, identity, listed, name_ranks, wrong_join
+from aiodist.rendezvous.identity import AWAY, identity
+from aiodist.rendezvous.job import Failure, Job, Limits, Member, World
 from aiodist.rendezvous.logs import Event
 from aiodist.rendezvous.messages import (
     OCCUPIED,
@@ -37,14 +39,13 @@ from aiodist.rendezvous.messages import (
     Roster,
     Seen,
 )
+from aiodist.rendezvous.news import News
 from aiodist.rendezvous.pulse import Pulses
 from aiodist.rendezvous.records import Changes, Saved
+from aiodist.rendezvous.refusals import late_join, why_unknown, wrong_join
 from aiodist.rendezvous.waits import Absences, Wait
 
 __all__ = ["Delivery", "Service"]
-
-_TOGETHER_S: Final = 0.05
-"""A thousand members that leave one by one would otherwise cost half a million messages."""
 
 
 class Service:
@@ -64,9 +65,10 @@ class Service:
         self._members: dict[int, Member] = {}
         self._by_id: dict[tuple[str, str], Member] = {}
         self._absences = Absences()
-        self._untold: dict[World, None] = {}
+        self._news = News(self._calls.send)
         self._events: list[Event] = []
         self._pulses = Pulses()
+        self._stragglers = Stragglers()
 
     # -- what the driver calls ---------------------------------------------------------------------------------------------------
 
@@ -116,15 +118,16 @@ class Service:
             else:
                 self._calls.late(wait, wait.member.world)
         for member in self._pulses.due(now):
-            self._note("stalled", member, "its heartbeats are missing")
-        for world in [world for world in self._untold if world.tell_at <= now]:
-            self._tell(world, now)
+            self._note("stalled", member, member.reason)
+        for member in self._stragglers.due(now):
+            self._note("stuck" if member.state == "stuck" else "resumed", member, member.reason)
+        self._news.due(now)
         return self._calls.flush()
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do, unless something else happens first."""
-        others = (self._waits.next_deadline(), self._absences.next_deadline(), self._pulses.next_deadline())
-        return min([*(world.tell_at for world in self._untold), *(other for other in others if other is not None)], default=None)
+        parts = (self._waits, self._absences, self._pulses, self._stragglers, self._news)
+        return min((deadline for part in parts if (deadline := part.next_deadline()) is not None), default=None)
 
     def restore(self, saved: Saved, now: float) -> None:
         """Take over what an earlier server has written down; the members may return for a while."""
@@ -138,6 +141,7 @@ class Service:
             members = world.active()
             for member in members:
                 self._by_id[world.job, member.id] = member
+                member.absence = "the rendezvous was started again"
                 self._absences.add(member, now + self.limits.restart_s, away)
             self._events.append(Event("restored", job.name, world.generation, reason=f"{len(members)} of {world.size} ranks may return"))
 
@@ -160,6 +164,10 @@ class Service:
     def jobs(self, now: float) -> Iterator[Job]:
         """All jobs' records."""
         return (job for job in self._jobs.values() if not self._lapse(job, now))
+
+    def has_member(self, conn: int) -> bool:
+        """Whether the connection is that of a member of a formed or forming world."""
+        return conn in self._members
 
     def waits(self) -> Counter[str]:
         """How many requests wait, by kind."""
@@ -215,7 +223,9 @@ class Service:
         for generation, world in job.worlds.items():
             if generation > request.after:
                 text = f"job {job.name} is already formed (world {world.size})"
-                if all(member.away for member in world.active()):  # Killed all at once, or this server was started again a moment ago.
+                if all(
+                    member.state == "away" for member in world.active()
+                ):  # Killed all at once, or this server was started again a moment ago.
                     return Refused(request.id, OCCUPIED, f"{text}, though none of its members is connected now")
                 return Refused(request.id, "formed", text)
         if job.ended is not None and job.ended[0] > request.after:
@@ -282,7 +292,7 @@ class Service:
         """Give a member its place back, over this connection."""
         member = self._by_id.get((request.job, request.member))
         if member is None or member.world is None or member.world.generation != request.generation:
-            self._calls.refuse(conn, request.id, "unknown", self._why_unknown(request))
+            self._calls.refuse(conn, request.id, "unknown", why_unknown(self._jobs.get(request.job), request))
         elif self._members.get(conn) not in (None, member):
             self._calls.refuse(conn, request.id, "state", "this connection has joined as another member already")
         else:
@@ -291,14 +301,6 @@ class Service:
             self._calls.seen(member, [number for number in member.told if number not in pending])
             fates = [other.fate for other in member.world.members if other.fate is not None]
             self._calls.send(conn, Done(request.id), *([Notices(fates)] if fates else []))
-
-    def _why_unknown(self, request: Resume) -> str:
-        job = self._jobs.get(request.job)
-        world = job.worlds.get(request.generation) if job is not None else None
-        for member in world.members if world is not None else ():
-            if member.id == request.member and member.fate is not None:
-                return f"rank {member.rank} of job {request.job} was given up: {member.fate.reason}"
-        return f"it knows nothing of this member of job {request.job} (world {request.generation}): it was started again without its state"
 
     def _take_up(self, member: Member, conn: int) -> None:
         """From now on a member speaks over this connection."""
@@ -311,7 +313,7 @@ class Service:
 
     def _go_away(self, member: Member, reason: str, until: float) -> None:
         self._hang_up(member, "its connection ended")
-        member.conn = AWAY
+        member.conn, member.absence = AWAY, reason
         self._pulses.pause(member)
         self._absences.add(member, until, reason)
         self._note("away", member, reason)
@@ -355,14 +357,10 @@ class Service:
             self._note(kind, member, member.fate.reason)
             self._calls.seen(member, list(member.told))
             self.changes.member(member)
-            world.untold.append(member.fate)
-            if now >= world.tell_at:
-                self._tell(world, now)
-            else:
-                self._untold[world] = None
+            self._news.add(world, member.fate, now)
             self._calls.answer(world.part(member))
             if not world.active():
-                self._untold.pop(world, None)
+                self._news.drop(world)
                 del job.worlds[world.generation]
                 self.changes.over(world)
                 ended_well = all(other.fate is not None and other.fate.kind == "left" for other in world.members)
@@ -371,20 +369,17 @@ class Service:
                     self.changes.ended(world)
         self._drop_if_empty(job.name, now)
 
-    def _tell(self, world: World, now: float) -> None:
-        """Tell the remaining members what befell others: a first one at once, those that follow closely together."""
-        self._untold.pop(world, None)
-        notices, world.untold, world.tell_at = Notices(world.untold), [], now + _TOGETHER_S
-        for member in world.active():
-            self._calls.send(member.conn, notices)
-
     def _note(self, event: str, member: Member, reason: str | None = None) -> None:
         rank, generation = (member.wanted, 0) if member.world is None else (member.rank, member.world.generation)
         self._events.append(Event(event, member.job, generation, rank, **identity(member.info), reason=reason))
 
     def _beat(self, member: Member | None, request: Beat, now: float) -> None:
-        if member is not None and self._pulses.beat(member, request.progress, now):
+        if member is None:
+            return
+        if self._pulses.beat(member, request.progress, now):
             self._note("resumed", member)
+        if member.world is not None and request.progress:
+            self._stragglers.told(member.world, now)
 
     def _forget(self, member: Member) -> None:
         self._pulses.drop(member)
@@ -417,9 +412,6 @@ class Service:
 
     def _late_join(self, wait: Wait, now: float) -> None:
         job = self._jobs[wait.member.job]
-        missing = job.missing()
-        here = listed([f"rank {'?' if m.wanted is None else m.wanted} is {m.label}" for m in job.forming.values()])
-        who = f"{name_ranks(missing)} of {wait.member.world_size}"
-        text = f"job {job.name}: {who} did not join within {wait.timeout:g} s ({here})"
-        self._fail_forming(job, text, tuple(missing), now, remember=False)
+        text, missing = late_join(job, wait.member.world_size, wait.timeout)
+        self._fail_forming(job, text, missing, now, remember=False)
         self._drop_if_empty(job.name, now)

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from aiodist.errors import RendezvousError
-from aiodist.rendezvous.link import open_link
+from aiodist.rendezvous.link import Trust, open_link
 from aiodist.rendezvous.messages import (
     Add,
     Answer,
@@ -83,6 +83,7 @@ class Talk:
         job: The member's job.
         member: Its id.
         token: The server's bearer token.
+        trust: What the server is checked by where it speaks TLS.
         timeout: Seconds that the first connection may take, and what has no other timeout.
         hear: Called with what comes unasked.
         progress: Called every second, while there is a connection, for what heartbeats tell.
@@ -94,6 +95,7 @@ class Talk:
         job: str,
         member: str,
         token: str | None,
+        trust: Trust,
         timeout: float,
         hear: Callable[[Notices | Roster], None],
         progress: Callable[[], Sequence[Progress]] | None,
@@ -107,6 +109,7 @@ class Talk:
         self._job = job
         self._member = member
         self._token = token
+        self._trust = trust
         self._timeout = timeout
         self._hear = hear
         self._heart = Heart(progress)
@@ -229,7 +232,7 @@ class Talk:
             while self.ended is None:
                 began = loop.time()
                 try:
-                    async with open_link(self._address, self._token, within) as (ws, welcome):
+                    async with open_link(self._address, self._token, within, self._trust) as (ws, welcome):
                         began = loop.time()
                         self.welcome = welcome
                         self.local_address = numeric_host(ws.get_extra_info("sockname"))

@@ -9,7 +9,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from aiodist.rendezvous.job import Job, Member, World, identity
+from aiodist.rendezvous.behind import furthest
+from aiodist.rendezvous.identity import State, identity
+from aiodist.rendezvous.job import Job, Member, World
 
 __all__ = [
     "FormingView",
@@ -34,7 +36,6 @@ _RANKS: Final = 256
 _TEXT: Final = 255
 
 _JobState = Literal["forming", "formed", "failed", "ended"]
-_MemberState = Literal["active", "away", "stalled", "lost", "left", "failed"]
 
 
 class _View(msgspec.Struct, frozen=True):
@@ -45,7 +46,7 @@ class ProgressView(_View, frozen=True):
     """Where a rank is in a group.
 
     Attributes:
-        seq: Number of its latest call, from 0.
+        seq: Number of its latest call, from 0; -1 before the first.
         site: The line that made it.
         lag: How many calls it is behind the rank that is furthest.
     """
@@ -62,13 +63,13 @@ class MemberView(_View, frozen=True):
 
     Attributes:
         state: ``away`` is a rank whose connection broke; it may return for a while, and is lost then. ``stalled`` is one whose heartbeats
-            are missing; it may go on any time.
-        reason: Why it is not active any more.
+            are missing, and ``stuck`` one that makes no call while others of a group wait for it; both may go on any time.
+        reason: Why it is not active.
         progress: Where it is in its groups, where it tells.
     """
 
     rank: int
-    state: _MemberState
+    state: State
     host: str | None
     pid: int | None
     device: str | None
@@ -210,7 +211,7 @@ def summarise(job: Job) -> JobSummary:
     if job.forming:
         counts["forming"] = len(job.forming)
     for world in job.worlds.values():
-        counts.update(_member_state(member) for member in world.members)
+        counts.update(member.state for member in world.members)
     newest = next(reversed(job.worlds.values()), None)
     size = newest.size if newest else max((member.world_size for member in job.forming.values()), default=0)
     return JobSummary(job.name, _state(job), job.generation, size, dict(counts))
@@ -226,11 +227,8 @@ def list_keys(world: World, prefix: str, after: str, limit: int) -> KeyList:
 def _show_world(world: World, limit: int) -> WorldView:
     members = world.members
     if len(members) > limit:
-        members = sorted(members, key=lambda member: (_member_state(member) == "active", member.rank))[:limit]
-    furthest: dict[str, int] = {}
-    for member in world.members:
-        for one in member.progress:
-            furthest[one.group] = max(one.seq, furthest.get(one.group, 0))
+        members = sorted(members, key=lambda member: (member.state == "active", member.rank))[:limit]
+    ahead = {group: call.seq for group, (_, call) in furthest(world).items()}
     barriers = [
         _meeting(name, sorted(waiting), [member.rank for member in world.missing(name)])
         for name, waiting in islice(world.barriers.items(), _MEETINGS)
@@ -239,9 +237,9 @@ def _show_world(world: World, limit: int) -> WorldView:
     return WorldView(
         world.generation,
         world.size,
-        [_show_member(member, furthest) for member in members],
+        [_show_member(member, ahead) for member in members],
         world.size - len(members),
-        dict(Counter(_member_state(member) for member in world.members)),
+        dict(Counter(member.state for member in world.members)),
         barriers,
         gathers,
         len(world.keys),
@@ -252,11 +250,12 @@ def _show_joiner(member: Member) -> JoinerView:
     return JoinerView(member.wanted, member.world_size, **identity(member.info), device=_device(member.info))
 
 
-def _show_member(member: Member, furthest: dict[str, int]) -> MemberView:
-    reason = member.fate.reason if member.fate else None
-    progress = [ProgressView(one.group, one.seq, one.collective, one.site, furthest[one.group] - one.seq) for one in member.progress]
+def _show_member(member: Member, ahead: dict[str, int]) -> MemberView:
+    progress = [
+        ProgressView(one.group, one.seq, one.collective, one.site, max(0, ahead.get(one.group, -1) - one.seq)) for one in member.progress
+    ]
     return MemberView(
-        member.rank, _member_state(member), **identity(member.info), device=_device(member.info), reason=reason, progress=progress
+        member.rank, member.state, **identity(member.info), device=_device(member.info), reason=member.reason, progress=progress
     )
 
 
@@ -266,10 +265,6 @@ def _meeting(name: str, waiting: Collection[int], missing: Collection[int]) -> M
 
 def _state(job: Job) -> _JobState:
     return "formed" if job.worlds else "forming" if job.forming else "failed" if job.failure else "ended"
-
-
-def _member_state(member: Member) -> _MemberState:
-    return member.fate.kind if member.fate else "away" if member.away else "stalled" if member.stalled else "active"
 
 
 def _device(info: dict[str, Any]) -> str | None:

@@ -143,7 +143,7 @@ function choose(name) {
 // -- drawing -----------------------------------------------------------------------------------------------------------------------
 
 function count(byState) {
-  const order = ["active", "forming", "away", "lost", "failed", "stalled", "left"];
+  const order = ["active", "forming", "away", "lost", "failed", "stalled", "stuck", "left"];
   const known = order.filter((name) => byState[name]).concat(Object.keys(byState).filter((name) => !order.includes(name)));
   return known.map((name) => byState[name] + " " + name).join(", ");
 }
@@ -186,7 +186,7 @@ function row(member, name) {
     cell("host", "host", member.host),
     cell("pid number", "pid", member.pid === null ? null : String(member.pid)),
     cell("device", "device", member.device),
-    cell("call", "last call", last === null ? null : make("span", { title: last.group + " at " + last.site }, last.collective + " #" + last.seq)),
+    cell("call", "last call", last === null ? null : last.seq < 0 ? "none yet" : make("span", { title: last.group + " at " + last.site }, last.collective + " #" + last.seq)),
     cell("lag number", "lag", last === null ? null : String(last.lag)),
     stateCell,
     make("td", { class: "why", "data-label": "" }, reason),
