@@ -160,7 +160,8 @@ def servers(hosts: tuple[Host, Host]) -> Iterator[tuple[str, str]]:
         assert process.stdout is not None
         four, six = process.stdout.readline().split()
         yield four, six
-        assert process.communicate(timeout=20) == ("", "")
+        printed, complained = process.communicate(timeout=20)
+        assert printed == "" and all("plain HTTP" in line for line in complained.splitlines()), complained
 
 
 def outcome(process: subprocess.Popen[str]) -> list[str]:
