@@ -149,6 +149,12 @@ bool Communicator::read_header(int q, std::uint64_t seq, HeaderCopy& copy) {
         copy.text.assign(rest + head.table_nbytes, head.text_nbytes);
     }
     copy.payload = at + payload_at(meta_nbytes, head.nbytes);
+    if (has(copy, kCopied)) {
+        copy.payload = member(q).process->arena->at(head.input_offset, head.nbytes);
+        if (copy.payload == nullptr) {
+            return false;
+        }
+    }
     if (refused(copy)) {
         return true;  // nothing of it is used but its text
     }
@@ -169,9 +175,13 @@ bool Communicator::read_header(int q, std::uint64_t seq, HeaderCopy& copy) {
            (counts_agree(copy, size()) && axis_is_good(copy, size()) && (item == 0 || item == head.itemsize));
 }
 
-bool Communicator::all_small() const noexcept {
-    return std::all_of(headers_.begin(), headers_.end(),
-                       [this](const HeaderCopy& copy) { return copy.head.nbytes <= tuning().slot_nbytes; });
+bool Communicator::all_at_hand() const noexcept {
+    for (int q = 0; q < size(); ++q) {
+        if (!at_hand(q)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 FailurePtr Communicator::verdict(const Request& request) const {

@@ -74,6 +74,50 @@ std::size_t Communicator::staging_nbytes() const noexcept {
     return members_.size() * tuning().depth * std::size_t{tuning().segment_nbytes};
 }
 
+/// What is copied stays until all have consumed the call, of which `slots` may be under way. Twice that, so that lines
+/// have left the readers' caches when they are written again (see take_slots).
+std::size_t Communicator::copies_nbytes() const noexcept {
+    return 2 * std::size_t{tuning().slots} * copied_nbytes(tuning(), size());
+}
+
+/// True where the peers can read the call's input in its place, and the result does not overwrite it.
+bool Communicator::lies_readable(const Call& call) const noexcept {
+    const Arena& arena = engine_->arena();
+    return call.input != nullptr && arena.offset_of(call.input, call.nbytes) &&
+           (call.output == nullptr || call.output + call.nbytes <= call.input ||
+            call.input + call.nbytes <= call.output);
+}
+
+/// True where the payload is copied when the call is posted.
+bool Communicator::copies(const Call& call) const noexcept {
+    return call.brings() && call.nbytes > tuning().slot_nbytes && call.nbytes <= copied_nbytes(tuning(), size()) &&
+           !call.refused && size() > 1 && !is_message(call.collective) && !lies_readable(call);
+}
+
+/// Room for a payload. Never that of a call which a peer has yet to consume: see copies_nbytes() and may_post().
+std::byte* Communicator::copied(std::uint64_t nbytes) noexcept {
+    copies_at_ = copies_at_ + nbytes > copies_nbytes() ? 0 : copies_at_;
+    std::byte* const at = engine_->arena().at(copies_offset_) + copies_at_;
+    copies_at_ += round_up(nbytes, kLine);
+    return at;
+}
+
+bool Communicator::brings(int q) const noexcept {
+    const Header& head = header(q).head;
+    switch (static_cast<Collective>(head.collective)) {
+        case Collective::broadcast:
+        case Collective::scatter:
+            return q == head.root;
+        default:
+            return true;
+    }
+}
+
+bool Communicator::at_hand(int q) const noexcept {
+    const Header& head = header(q).head;
+    return head.nbytes <= tuning().slot_nbytes || (head.flags & kCopied) != 0 || !brings(q);
+}
+
 std::byte* Communicator::slot(std::uint64_t seq) const noexcept {
     return slots_ + seq % tuning().slots * slot_stride(tuning());
 }
@@ -191,7 +235,7 @@ bool Communicator::post() {
         {
             const std::lock_guard lock(issue_mutex_);
             Request* const next = unposted_.front();
-            if (next == nullptr || !may_post(next->seq)) {
+            if (next == nullptr || !may_post(next->seq) || (pinned_ && copies(next->call))) {
                 break;
             }
             request = unposted_.pop();
@@ -240,6 +284,11 @@ void Communicator::write_slot(Request& request) {
     head.input_offset = small ? kNoOffset : engine_->arena().offset_of(call.input, call.nbytes).value_or(kNoOffset);
     head.output_offset = small ? kNoOffset : engine_->arena().offset_of(call.output, 1).value_or(kNoOffset);
     head.staging_offset = staging_offset_;
+    std::byte* const copy = copies(call) ? copied(call.nbytes) : nullptr;
+    if (copy != nullptr) {
+        head.flags |= kCopied;
+        head.input_offset = engine_->arena().offset_of(copy, call.nbytes).value_or(kNoOffset);
+    }
     std::memcpy(at, &head, sizeof head);
     std::memcpy(at + sizeof head, call.shape.dims.data(), shape_nbytes);
     std::byte* const rest = at + sizeof head + shape_nbytes;
@@ -247,8 +296,9 @@ void Communicator::write_slot(Request& request) {
         std::memcpy(rest, call.table.data(), table_nbytes);
         std::memcpy(rest + table_nbytes, call.text.data(), text_nbytes);
     }
-    std::byte* const payload = at + payload_at(sizeof head + shape_nbytes + table_nbytes + text_nbytes, call.nbytes);
-    if (!small) {
+    std::byte* const payload =
+        small ? at + payload_at(sizeof head + shape_nbytes + table_nbytes + text_nbytes, call.nbytes) : copy;
+    if (payload == nullptr) {
         return;
     }
     if (call.input != nullptr) {
@@ -293,7 +343,7 @@ bool Communicator::match() {
     std::unique_ptr<Operation> operation;
     if (!failure) {
         try {
-            if (all_small()) {
+            if (all_at_hand()) {
                 complete_small(*this, *head);
             } else {
                 operation = make_operation(*this, *head);
@@ -319,9 +369,10 @@ bool Communicator::match() {
     consumed_ = seq + 1;
     publish(block_->consumed, consumed_);
     if (operation && !failure) {
+        pinned_ = pinned_ || (header(rank()).head.flags & kCopied) != 0;
         large_.push_back({request, std::move(operation)});
         request->large.store(true, std::memory_order_relaxed);  // a hint for who waits
-        if ((request->call.flags & kWildcard) != 0) {
+        if ((request->call.flags & kWildcard) != 0 || is_short(request->call)) {
             hand_over(*request.get());  // its rank could not know that it would be large
         }
     } else {
@@ -349,6 +400,7 @@ bool Communicator::move_large() {
         return true;
     }
     large_.pop_front();
+    pinned_ = pinned_ && !large_.empty();  // longer than need be where others are under way
     settle(request, nullptr);
     return true;
 }

@@ -132,6 +132,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     const Lane& lane_from(int q) const noexcept { return member(q).lanes[rank()]; }
     const HeaderCopy& header(int q) const noexcept { return headers_[static_cast<std::size_t>(q)]; }
     std::byte* staging() const noexcept { return staging_; }
+    /// True where all that `q` brings can be read as soon as its header is there.
+    bool at_hand(int q) const noexcept;
+    /// True where all that a call brings can be read as soon as its header is there: it moves in one step, as far as
+    /// its rank can know.
+    bool is_short(const Call& call) const noexcept { return call.nbytes <= tuning().slot_nbytes || copies(call); }
     /// Scratch of one pointer a member.
     std::vector<const void*>& pointers() noexcept { return pointers_; }
     Passing& passing() noexcept { return passing_; }
@@ -178,7 +183,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     bool match();
     bool arrived(std::uint64_t seq);
     bool read_header(int q, std::uint64_t seq, HeaderCopy& copy);
-    bool all_small() const noexcept;
+    bool all_at_hand() const noexcept;
     FailurePtr verdict(const Request& request) const;
     FailurePtr refusals(const Request& request) const;
     FailurePtr misfits(const Request& request) const;
@@ -206,6 +211,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     const Request* lowest_pending() const;
     std::vector<int> waited_for(const Request& request) const;
     void ensure_staging(const Call& call);
+    std::size_t copies_nbytes() const noexcept;
+    bool lies_readable(const Call& call) const noexcept;
+    bool copies(const Call& call) const noexcept;
+    std::byte* copied(std::uint64_t nbytes) noexcept;
+    bool brings(int q) const noexcept;
     std::byte* slot(std::uint64_t seq) const noexcept;
 
     std::shared_ptr<Engine> engine_;
@@ -219,6 +229,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::byte* slots_ = nullptr;
     std::byte* staging_ = nullptr;
     std::uint64_t staging_offset_ = kNoOffset;
+    std::uint64_t copies_offset_ = kNoOffset;
 
     mutable std::mutex issue_mutex_;  // next_seq_, unposted_, new_messages_, unmatched_, draining_, channels_,
                                       // failure_
@@ -246,6 +257,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::uint64_t large_calls_ = 0;  // so far; the same on all members when they create the same operation
     std::uint64_t cursor_ = 0;       // in the staging rings
     Passing passing_;
+    std::size_t copies_at_ = 0;  // where the next payload is copied to, see kCopied
+    bool pinned_ = false;        // one of them is read by a call in segments: no further ones until that is over
 
     std::atomic<std::uint32_t> pending_{0};
     std::atomic<std::int32_t> engine_requests_{0};

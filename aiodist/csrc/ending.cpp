@@ -107,6 +107,7 @@ void Communicator::fail_all(const FailurePtr& failure) {
     while (!large_.empty()) {
         const RequestRef request = large_.front().request;
         large_.pop_front();
+        pinned_ = false;
         settle(request, failure);
     }
     while (RequestRef request = posted_.pop()) {
@@ -205,6 +206,9 @@ bool Communicator::try_free() {
     engine_->arena().release(options_.block_offset);
     if (staging_ != nullptr) {
         engine_->arena().release(staging_offset_);
+    }
+    if (copies_offset_ != kNoOffset) {
+        engine_->arena().release(copies_offset_);
     }
     return true;
 }

@@ -74,7 +74,11 @@ void Communicator::ensure_staging(const Call& call) {
         return;
     }
     const std::lock_guard lock(issue_mutex_);
-    if (staging_ == nullptr) {
+    if (copies(call)) {
+        if (copies_offset_ == kNoOffset) {
+            copies_offset_ = engine_->arena().allocate(copies_nbytes());
+        }
+    } else if (staging_ == nullptr) {
         staging_offset_ = engine_->arena().allocate(staging_nbytes());
         staging_ = engine_->arena().at(staging_offset_);
     }

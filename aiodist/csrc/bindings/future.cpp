@@ -51,8 +51,7 @@ void keep_error(FutureObject& self) {
 }  // namespace
 
 bool is_small(const Request& request) {
-    return request.call.nbytes <= request.communicator()->tuning().slot_nbytes &&
-           !request.large.load(std::memory_order_relaxed);
+    return request.communicator()->is_short(request.call) && !request.large.load(std::memory_order_relaxed);
 }
 
 void let_go(Request& request, bool loop_watches) {

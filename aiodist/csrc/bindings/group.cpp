@@ -41,7 +41,7 @@ void work_on(Request& request) {
         PyErr_Clear();
         return;
     }
-    if (nbytes <= communicator.tuning().slot_nbytes) {
+    if (communicator.is_short(request.call)) {
         if (communicator.mine().posted.load(std::memory_order_relaxed) <= request.seq) {  // queued behind a full ring
             communicator.hand_over(request);
         }

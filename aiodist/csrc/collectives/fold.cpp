@@ -9,10 +9,9 @@
 //   reduce t   when every other rank has staged t, and, where my result goes through a ring, has copied t − depth
 //   copy t     when every other rank has reduced t
 //
-// Two ranks whose inputs both lie in shared memory, or are short, do without owners: each folds the whole vector
-// itself. That moves as many lines between their caches and waits once in place of three times. (Not in place: the peer
-// may still have to read what would be written. And not past the cache, where the second reading of everything costs
-// more than it saves.)
+// Two ranks whose inputs both lie in shared memory do without owners: each folds the whole vector itself. That moves as
+// many lines between their caches and waits once in place of three times. (Not in place: the peer may still have to
+// read what would be written. And not past the cache, where the second reading of everything costs more than it saves.)
 //
 // In a reduce the root folds the whole vector and nobody else any of it.
 //
@@ -28,8 +27,6 @@ namespace {
 
 // Results at least this large are written around the cache: they would only push out what the next segment needs.
 constexpr std::size_t kStreamingNbytes = std::size_t{4} << 20;
-// Up to here two ranks with private arrays fold the whole vector: 64 KiB took 7 to 8 µs in place of 8 to 9.
-constexpr std::uint64_t kWholeNbytes = 128 * 1024;
 // A folded block is copied to the caller's array while it is in the first-level cache.
 constexpr std::size_t kBlockNbytes = 8192;
 
@@ -126,15 +123,15 @@ class FoldOperation final : public Operation {
         if (size_ != 2 || call_.nbytes >= kStreamingNbytes) {
             return false;
         }
-        bool readable = true;
         for (int q = 0; q < size_; ++q) {
             const Header& head = communicator_.header(q).head;
             const std::uint64_t apart =
                 std::max(head.input_offset, head.output_offset) - std::min(head.input_offset, head.output_offset);
-            readable = readable && party(q).input != nullptr && apart >= head.nbytes;
+            if (party(q).input == nullptr || apart < head.nbytes) {
+                return false;
+            }
         }
-        const bool none_readable = party(0).input == nullptr && party(1).input == nullptr;
-        return readable || (none_readable && call_.nbytes <= kWholeNbytes);
+        return true;
     }
 
     std::size_t ring(int owner, std::uint64_t round) const noexcept {

@@ -180,6 +180,9 @@ inline constexpr std::uint16_t kMany = 16;
 /// The bytes express an object of Python's; kPickled: by pickle.
 inline constexpr std::uint16_t kObject = 32;
 inline constexpr std::uint16_t kPickled = 64;
+/// The payload does not fit the slot, but is short: it was copied when the call was posted, to where `input_offset`
+/// says, and stays there until all members have consumed the call.
+inline constexpr std::uint16_t kCopied = 128;
 
 /// How a group's rings and stages are cut: resolved by its lowest rank and handed to all with the group's creation,
 /// since the protocol may depend on nothing that ranks could see differently.
@@ -194,6 +197,15 @@ struct Tuning {
 /// that one fetch brings both; else at a cache line, for the copy.
 constexpr std::size_t payload_at(std::size_t meta_nbytes, std::uint64_t payload_nbytes) {
     return round_up(meta_nbytes, payload_nbytes <= 64 ? 16 : 64);
+}
+
+/// The longest payload that is copied at once (see kCopied): its members each read all of it, so that fewer bytes may
+/// come from each of more members. Up to here that is cheaper than the flags of a call in segments.
+constexpr std::size_t copied_nbytes(const Tuning& tuning, int size) {
+    constexpr std::size_t kReadByEach = 256 * 1024;
+    return std::max<std::size_t>(tuning.slot_nbytes,
+                                 std::min<std::size_t>(std::size_t{2} * tuning.segment_nbytes,
+                                                       kReadByEach / static_cast<std::size_t>(size) / kLine * kLine));
 }
 
 constexpr std::size_t slot_stride(const Tuning& tuning) { return round_up(kMetaNbytes + tuning.slot_nbytes, kLine); }
