@@ -17,7 +17,7 @@ import aiodist.errors
 ROOT = Path(aiodist.errors.__file__).parent
 # From the top down. A unit is what a module's first name below aiodist says, but for those of UNITS.
 ROWS = (
-    ("aiodist", "__main__", "adapters", "sync", "buckets", "launch", "cli", "demo", "testing"),
+    ("aiodist", "__main__", "adapters", "sync", "buckets", "launch", "cli", "demo", "bench", "testing"),
     ("world",),
     ("group",),
     ("ops",),

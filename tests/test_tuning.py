@@ -11,10 +11,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from support.ranks import Pools, new_job, run_local
 
 import aiodist
 from aiodist import _core
+from aiodist.bench.plan import COLLECTIVES, Case, Found
+from aiodist.bench.tune import Step, choose, steps
+from aiodist.cli import cli
 from aiodist.errors import RendezvousError
 from aiodist.profile import Profile, Row, read_profile, write_profile
 from aiodist.tuning import told_tunings
@@ -128,3 +132,48 @@ def test_all_ranks_follow_the_profile_of_rank_0(tmp_path: Path, pools: Pools) ->
     assert [outcome.answer.error for outcome in outcomes if outcome.answer] == [None] * 3
     three, two = (256, 1 << 16, 4 << 20, 2), (2, 64, 4096, 2)
     assert [outcome.answer.value for outcome in outcomes if outcome.answer] == [[three, two], [three], [three, two]]
+
+
+def found(first: list[float], other: list[float], wrong: int = 0) -> list[Found]:
+    """Return what two profiles took for one case, round by round."""
+    case = Case("all_reduce", 8)
+    return [Found(case, 0, first, 0), Found(case, 1, other, wrong)]
+
+
+def test_a_candidate_must_be_clearly_better_round_by_round() -> None:
+    """What others do to a round slows both, so a round is compared with itself alone."""
+    rows = [Row.default(2), Row(**ROW)]
+    assert choose(rows, found([10.0, 50.0, 10.0], [9.0, 45.0, 9.0])) == (rows[1], [1.0, pytest.approx(0.9)])
+    assert choose(rows, found([10.0, 50.0, 10.0], [9.0, 51.0, 10.0]))[0] == rows[0]
+    assert choose(rows, found([10.0, 10.0, 10.0], [9.9, 9.9, 9.9]))[0] == rows[0]
+    with pytest.raises(ValueError, match="3 elements of all_reduce were wrong"):
+        choose(rows, found([10.0], [5.0], wrong=3))
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 128])
+def test_every_step_has_candidates_that_change_its_field(ranks: int) -> None:
+    best = Row.default(ranks)
+    for step in steps():
+        rows = step.candidates(best)
+        assert rows
+        assert all(getattr(row, step.field) != getattr(best, step.field) and row.ranks == ranks for row in rows)
+
+
+def test_tuning_writes_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one small step; whichever row it takes, each was formed a world with, twice, and gave right results."""
+    path = tmp_path / "profile.json"
+    step = Step("slot_nbytes", lambda best: [Row(**ROW)], [Case("all_reduce", 8), Case("all_to_all", 4096, "awaited", shared=True)])
+    monkeypatch.setattr("aiodist.bench.tune.steps", lambda: [step])
+    ended = CliRunner().invoke(cli, ["bench", "-n", "2", "--rounds", "2", "--tune", str(path)])
+    assert ended.exit_code == 0, ended.output
+    assert "slot_nbytes 128: " in ended.output
+    assert read_profile(path).tunings[0] in (Row.default(2), Row(**ROW))
+
+
+def test_bench_prints_a_row_for_each_collective_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiodist.bench.table._SIZES", (8,))
+    ended = CliRunner().invoke(cli, ["bench", "--rounds", "1"])
+    assert ended.exit_code == 0, ended.output
+    rows = [line.split() for line in ended.output.splitlines() if line.startswith(COLLECTIVES)]
+    assert [row[0] for row in rows] == list(COLLECTIVES)
+    assert all(len(row) == 8 and row[-1] == "0" for row in rows)
