@@ -1,11 +1,13 @@
-"""The speed that the project promises on one host with two ranks, compared with what a run measured."""
+"""The speed that the project promises for single calls on one host, compared with what a run measured."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.cases import Case
+from benchmarks.launchers import PEERS
 from benchmarks.results import Line, Results
 
 __all__ = ["TARGETS", "Target", "format_targets"]
@@ -20,11 +22,12 @@ class Target:
 
     Attributes:
         collective: which call.
-        sizes: bytes.
+        sizes: bytes; none for every size.
         variant: how aiodist is called.
-        against: ``MPI`` for the fastest one, ``gloo``, or a variant of aiodist.
+        against: ``MPI`` for the fastest one, ``gloo``, ``copy``, or a variant of aiodist.
         due: largest ratio of times that meets the target.
         stretch: largest ratio that meets the ambition beyond it.
+        ranks: sizes of the world that it is about.
     """
 
     collective: str
@@ -33,6 +36,7 @@ class Target:
     against: str
     due: float
     stretch: float
+    ranks: tuple[int, ...] = (2,)
 
 
 def _all() -> Iterator[Target]:
@@ -43,12 +47,14 @@ def _all() -> Iterator[Target]:
             yield Target("all_reduce", sizes, f"blocking-{kind}", "MPI", 1 / due, 1 / stretch)
         yield Target("all_reduce", _LARGE, f"blocking-{kind}", "gloo", 1 / 10, 1 / 10)
         yield Target("all_reduce", _LARGE, f"awaited-{kind}", f"blocking-{kind}", 1.1, 1.05)
+    yield Target("all_reduce", (64 * _MIB,), "blocking-shared", "copy", math.inf, 1 / 0.7)
+    yield Target("all_reduce", (), "blocking-private", "MPI", 1 / 3, 1 / 5, ranks=(4, 8))
     for collective in ("broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv"):
         yield Target(collective, _LARGE, "blocking-private", "MPI", 1 / 1.5, 1 / 2)
 
 
 TARGETS = tuple(_all())
-"""Every target on single calls at two ranks."""
+"""Every target on single calls: at two ranks, and at more ranks than cores."""
 
 
 def format_targets(results: Results) -> list[str]:
@@ -56,7 +62,7 @@ def format_targets(results: Results) -> list[str]:
     lines = []
     for target in TARGETS:
         for case in results.measured:
-            if case.collective == target.collective and case.nbytes in target.sizes and case.ranks == 2:
+            if case.collective == target.collective and case.nbytes in (target.sizes or (case.nbytes,)) and case.ranks in target.ranks:
                 lines.append(_verdict(results, target, case))
     return lines
 
@@ -66,7 +72,7 @@ def _verdict(results: Results, target: Target, case: Case) -> str:
     if target.against == "MPI":
         ratio = results.ratio_to_mpi(case, line)
     else:
-        other = Line("gloo") if target.against == "gloo" else Line("aiodist", target.against)
+        other = Line(target.against) if target.against in PEERS else Line("aiodist", target.against)
         ratio = results.ratio_to(case, line, other)
     what = f"{case.collective} {case.nbytes} B {target.variant} / {target.against}"
     if ratio is None:
