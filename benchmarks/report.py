@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks.cases import Case
 from benchmarks.controller import Settings
 from benchmarks.results import Line, Measurement, Results
+from benchmarks.targets import judge
 
 __all__ = ["IDLE_LIMIT", "format_idle", "machine", "write_json"]
 
@@ -44,6 +45,7 @@ def write_json(path: Path, results: Results, settings: Settings, libraries: dict
         "idle_core_share": {peer: used / had if had else 0.0 for peer, (used, had) in idle.items()},
         "not_run": results.not_run,
         "failed": [{"peer": peer, "collective": collective, "reason": why} for (peer, collective), why in results.failed.items()],
+        "findings": [finding.to_json() for finding in judge(results)],
         "rows": [_row(results, case, line, found) for case in results.measured for line, found in results.rows(case)],
     }
     path.write_text(json.dumps(report, indent=1) + "\n")

@@ -24,7 +24,7 @@ class CopyingDriver(AiodistDriver):
 
     def __init__(self) -> None:
         super().__init__()
-        self.library = "concurrent copies by memcpy, non-temporal stores"
+        self.library = "memcpy, around the caches from 4 MiB on"
 
     def loop(self, case: Case, variant: str, x: Array, out: Array) -> Loop:
         target = np.ones(case.output_length(self.rank), case.dtype)

@@ -12,11 +12,11 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from benchmarks.host.base import Failed, Finding, Row
+from benchmarks.findings import Finding
+from benchmarks.host.base import Failed, Row
 from benchmarks.report import machine
 
 __all__ = ["ROWS", "main"]
@@ -59,7 +59,7 @@ def _write(args: argparse.Namespace, findings: list[Finding]) -> None:
         "row": args.row,
         "options": options,
         "machine": machine(),
-        "findings": [asdict(finding) | {"verdict": finding.verdict()} for finding in findings],
+        "findings": [finding.to_json() for finding in findings],
     }
     args.json.write_text(json.dumps(report, indent=1) + "\n")
 

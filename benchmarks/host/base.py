@@ -1,4 +1,4 @@
-"""What all rows share: findings, verdicts, and running a function of a row's module on ranks of their own."""
+"""What all rows share: their form, and running a function of a row's module on ranks of their own."""
 
 from __future__ import annotations
 
@@ -15,54 +15,15 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["Failed", "Finding", "Row", "check", "percentile", "run_on_ranks"]
+from benchmarks.findings import Finding
+
+__all__ = ["Failed", "Row", "check", "percentile", "run_on_ranks"]
 
 _RANK_PROGRAM: Final = str(Path(__file__).with_name("rank.py"))
 
 
 class Failed(Exception):
     """A row could not be measured, or a result was wrong; the text says how."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One number.
-
-    Attributes:
-        what: What was measured.
-        value: The number.
-        unit: Its unit.
-        due: Meets the target; None where there is none.
-        stretch: Meets the ambition beyond it.
-        least: The value must be at least that, not at most.
-    """
-
-    what: str
-    value: float
-    unit: str
-    due: float | None = None
-    stretch: float | None = None
-    least: bool = False
-
-    def verdict(self) -> str:
-        """Return ``stretch``, ``met``, ``NOT MET``, or nothing where there is no target."""
-        if self.due is None:
-            return ""
-        sign = -1 if self.least else 1
-        if self.stretch is not None and sign * self.value <= sign * self.stretch:
-            return "stretch"
-        return "met" if sign * self.value <= sign * self.due else "NOT MET"
-
-    def __str__(self) -> str:
-        relation = ">=" if self.least else "<="
-        targets = [
-            f"{word} {relation} {_digits(limit)}" for word, limit in (("due", self.due), ("stretch", self.stretch)) if limit is not None
-        ]
-        return f"{self.verdict():<8} {self.what}: {', '.join([f'{_digits(self.value)} {self.unit}'.strip(), *targets])}"
-
-
-def _digits(number: float) -> str:
-    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
 
 
 @dataclass(frozen=True, slots=True)

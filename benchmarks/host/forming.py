@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 import aiodist
-from benchmarks.host.base import Failed, Finding, Row, check, run_on_ranks
+from benchmarks.findings import Finding
+from benchmarks.host.base import Failed, Row, check, run_on_ranks
 
 __all__ = ["ROW", "rank"]
 

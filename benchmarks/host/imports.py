@@ -9,7 +9,8 @@ from argparse import ArgumentParser, Namespace
 from statistics import median
 from typing import Final
 
-from benchmarks.host.base import Finding, Row, check
+from benchmarks.findings import Finding
+from benchmarks.host.base import Row, check
 
 __all__ = ["ROW"]
 

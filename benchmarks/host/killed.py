@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 import aiodist
-from benchmarks.host.base import Finding, Row, check, percentile, run_on_ranks
+from benchmarks.findings import Finding
+from benchmarks.host.base import Row, check, percentile, run_on_ranks
 
 __all__ = ["ROW", "rank"]
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 import aiodist
-from benchmarks.host.base import Finding, Row, check, run_on_ranks
+from benchmarks.findings import Finding
+from benchmarks.host.base import Row, check, run_on_ranks
 
 __all__ = ["ROW", "rank"]
 
