@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from aiodist.bench import measure
 from aiodist.bench.plan import Case, Found, Plan
-from aiodist.profile import Profile, Row, write_profile
+from aiodist.profile import FORMAT, Profile, Row, write_profile
 
-__all__ = ["MARGIN", "Step", "choose", "steps", "tune"]
+__all__ = ["MARGIN", "MOST", "Step", "choose", "steps", "tune"]
 
 MARGIN: Final = 0.04
 """What a candidate must gain over what it would replace, as a part of the time: less is noise."""
+
+MOST: Final = 0.75
+"""The part of the rounds in which it must be faster."""
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _LARGE: Final = [
@@ -87,9 +89,10 @@ def _valid(best: Row, changes: list[dict[str, int]]) -> list[Row]:
 
 
 def choose(rows: Sequence[Row], found: Sequence[Found]) -> tuple[Row, list[float]]:
-    """Return the row to take, the first one unless another gains `MARGIN`, and how each one's times compare with the first's.
+    """Return the row to take, and for each one the part of the first one's time that it takes.
 
-    A ratio is the geometric mean, over the cases, of the median ratio of times in one round: of what ran close together.
+    A round compares what ran close together: the geometric mean over the cases of the ratios of times. The part is the median over the
+    rounds. The first row is kept unless another gains `MARGIN`, and is faster in `MOST` of the rounds.
 
     Raises:
         ValueError: a result was wrong.
@@ -97,21 +100,26 @@ def choose(rows: Sequence[Row], found: Sequence[Found]) -> tuple[Row, list[float
     wrong = [one for one in found if one.wrong]
     if wrong:
         raise ValueError(f"{wrong[0].wrong} elements of {wrong[0].case.collective} were wrong with {rows[wrong[0].profile]}")
-    times = {(one.profile, one.case): one.rounds_us for one in found}
-    ratios = []
-    for profile in range(len(rows)):
-        logs = [
-            math.log(median(own / first for own, first in zip(times[profile, case], times[0, case], strict=True)))
-            for (at, case) in times
-            if at == profile
-        ]
-        ratios.append(math.exp(sum(logs) / len(logs)))
-    best = min(range(len(rows)), key=ratios.__getitem__)
-    return rows[best] if ratios[best] <= 1 - MARGIN else rows[0], ratios
+    logs = {(one.profile, one.case): np.log(one.rounds_us) for one in found}
+    cases = dict.fromkeys(one.case for one in found)
+    by_round = [np.mean([logs[profile, case] - logs[0, case] for case in cases], axis=0) for profile in range(len(rows))]
+    parts = [float(np.exp(np.median(rounds))) for rounds in by_round]
+    good = [at for at in range(1, len(rows)) if parts[at] <= 1 - MARGIN and np.mean(by_round[at] < 0) >= MOST]
+    return rows[min(good, key=parts.__getitem__, default=0)], parts
+
+
+def _compare(rows: Sequence[Row], cases: list[Case], rounds: int) -> tuple[Row, list[float]]:
+    with tempfile.TemporaryDirectory(prefix="aiodist-tune-") as folder:
+        paths = [Path(folder, f"{number}.json") for number in range(len(rows))]
+        for path, row in zip(paths, rows, strict=True):
+            write_profile(path, Profile(FORMAT, [row]))
+        return choose(rows, measure(Plan(cases, [str(path) for path in paths], rounds), rows[0].ranks))
 
 
 def tune(ranks: int, rounds: int, tell: Callable[[str], None]) -> Row:
     """Measure this machine and return the row for `ranks` ranks; the default one where nothing is clearly better.
+
+    What the steps lead to is compared with the default once more, in twice as many rounds: of many candidates one may have been lucky.
 
     Args:
         ranks: Number of ranks.
@@ -122,16 +130,16 @@ def tune(ranks: int, rounds: int, tell: Callable[[str], None]) -> Row:
         aiodist.bench.Failed: a rank failed.
         ValueError: a result was wrong.
     """
-    best = Row.default(ranks)
+    best = default = Row.default(ranks)
     for step in steps():
         rows = [best, *step.candidates(best)]
-        with tempfile.TemporaryDirectory(prefix="aiodist-tune-") as folder:
-            paths = [Path(folder, f"{number}.json") for number in range(len(rows))]
-            for path, row in zip(paths, rows, strict=True):
-                write_profile(path, Profile(1, [row]))
-            found = measure(Plan(step.cases, [str(path) for path in paths], rounds), ranks)
-        best, ratios = choose(rows, found)
-        for row, ratio in zip(rows, ratios, strict=True):
-            chosen = "  <- taken" if row == best else ""
-            tell(f"{ranks} ranks, {step.field} {getattr(row, step.field)}: {ratio:.3f} of the time{chosen}")
+        best, parts = _compare(rows, step.cases, rounds)
+        for row, part in zip(rows, parts, strict=True):
+            tell(f"{ranks} ranks, {step.field} {getattr(row, step.field)}: {part:.3f} of the time{'  <- taken' if row == best else ''}")
+    if best == default:
+        return default
+    cases = list(dict.fromkeys(case for step in steps() for case in step.cases))
+    best, (_, part) = _compare([default, best], cases, 2 * rounds)
+    end = "the default stays" if best == default else "it is taken"
+    tell(f"{ranks} ranks, all of it once more: {part:.3f} of the default's time, {end}")
     return best
