@@ -1,4 +1,4 @@
-"""Counts the Python functions that run per call: those of the library, and those of the event loop where a task is suspended."""
+"""Counts the functions that run per call: those of the library in Python and what they call, and all of them where a task is suspended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _LIBRARY = str(Path(aiodist.__file__).parent)
 
 
 async def count_alone(counted: Counted) -> dict[str, float]:
-    """Return by name how often each function of the library runs per awaited call that finds its peers there."""
+    """Return by name how often each Python function of the library, and each C function called by one, runs per awaited call of one rank.
+
+    The peers have made their calls by then, so nothing waits.
+    """
     async with aiodist.local_world(counted.ranks) as groups:
         start = round_of(groups, counted)
         for future in start() + start():
@@ -35,7 +38,7 @@ async def count_alone(counted: Counted) -> dict[str, float]:
 
 
 async def count_suspended(counted: Counted) -> float:
-    """Return how many Python functions, asyncio's too, run per call where each rank is a task that waits for the others' tasks."""
+    """Return how many functions, asyncio's too, run per call of one rank, where each rank is a task that waits for the others' tasks."""
     async with aiodist.local_world(counted.ranks) as groups:
         seen: Counter[str] = Counter()
 
@@ -60,8 +63,8 @@ async def count_suspended(counted: Counted) -> float:
 
 
 def _count(seen: Counter[str], folder: str) -> Callable[[FrameType, str, object], None]:
-    def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(folder):
-            seen[frame.f_code.co_name] += 1
+    def note(frame: FrameType, event: str, called: object) -> None:
+        if event in ("call", "c_call") and frame.f_code.co_filename.startswith(folder):
+            seen[frame.f_code.co_name if event == "call" else getattr(called, "__name__", str(called))] += 1
 
     return note
