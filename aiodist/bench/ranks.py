@@ -20,7 +20,7 @@ from aiodist.bench.plan import Case, Found, Plan
 
 __all__ = ["main"]
 
-Array = npt.NDArray[Any]
+_Array = npt.NDArray[Any]
 _LEAD_IN = 2
 _MOST_CALLS = 2_000
 
@@ -37,7 +37,7 @@ class _Calls:
         self.x[:] = self._contribution(group.rank, count)
         self.start = self._start()
 
-    def _array(self, count: int) -> Array:
+    def _array(self, count: int) -> _Array:
         return self._group.empty(count, np.float32) if self._case.shared else np.empty(count, np.float32)
 
     def _start(self) -> Callable[[], aiodist.TensorFuture[Any]]:
@@ -52,11 +52,11 @@ class _Calls:
         self.out.fill(-1)
         return wrong
 
-    def _contribution(self, rank: int, count: int) -> Array:
+    def _contribution(self, rank: int, count: int) -> _Array:
         # Whole numbers below a prime: sums are exact, and its period divides no piece's size, so a piece in the wrong place shows.
         return (np.arange(count) * (2 * rank + 3) % 8191).astype(np.float32)
 
-    def _expected(self) -> Array:
+    def _expected(self) -> _Array:
         size, rank, count = self._group.size, self._group.rank, self.x.size
         share = slice(rank * count // size, (rank + 1) * count // size)
         given = [self._contribution(peer, count) for peer in range(size)]
@@ -67,7 +67,7 @@ class _Calls:
                 return np.concatenate(given)
             case "all_to_all":
                 return np.concatenate([one[share] for one in given])
-        total: Array = np.add.reduce(given, axis=0, dtype=np.float32)
+        total: _Array = np.add.reduce(given, axis=0, dtype=np.float32)
         return total[share] if self._case.collective == "reduce_scatter" else total
 
     async def timed(self, calls: int) -> float:
