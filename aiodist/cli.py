@@ -1,4 +1,4 @@
-"""The command line: ``aiodist run``, ``rendezvous``, ``demo`` and ``info``."""
+"""The command line: ``aiodist run``, ``rendezvous``, ``demo``, ``bench`` and ``info``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-__all__ = ["cli", "demo", "info", "main", "rendezvous", "run"]
+__all__ = ["bench", "cli", "demo", "info", "main", "rendezvous", "run"]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -142,6 +142,54 @@ def demo(ranks: int, epochs: int, plot: str) -> NoReturn:
     from aiodist.demo import main as demo_main
 
     sys.exit(demo_main(ranks=ranks, epochs=epochs, plot=plot))
+
+
+@cli.command()
+@click.option(
+    "-n",
+    "--ranks",
+    type=click.IntRange(min=2),
+    multiple=True,
+    default=[2],
+    show_default=True,
+    help="Number of ranks; with --tune several times.",
+)
+@click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="How often everything is measured.")
+@click.option("--tune", type=click.Path(dir_okay=False, writable=True), help="Find this machine's tuning and write it to this file.")
+def bench(ranks: tuple[int, ...], rounds: int, tune: str | None) -> None:
+    """Measure this installation on this machine, every result checked.
+
+    With --tune, tunings are compared in worlds of their own, in turns, and the default is kept unless another is clearly better. Set
+    AIODIST_TUNING to the file that is written. Nothing else should run meanwhile.
+    """
+    from aiodist.bench import Failed, measure
+
+    if tune is None and len(ranks) > 1:
+        raise click.UsageError("--ranks is given once, unless there is --tune")
+    try:
+        if tune is not None:
+            _tune(tune, ranks, rounds)
+            return
+        from rich.console import Console
+
+        from aiodist.bench.table import quick_plan, table
+
+        found = measure(quick_plan(rounds), ranks[0])
+    except (Failed, OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    Console().print(table(found, ranks[0]))
+    if any(one.wrong for one in found):
+        raise click.ClickException("results were wrong")
+
+
+def _tune(path: str, ranks: tuple[int, ...], rounds: int) -> None:
+    from aiodist.bench import machine
+    from aiodist.bench.tune import tune
+    from aiodist.profile import FORMAT, Profile, write_profile
+
+    rows = [tune(one, rounds, click.echo) for one in dict.fromkeys(ranks)]
+    write_profile(path, Profile(FORMAT, rows, machine()))
+    click.echo(f"Written to {path}. Set AIODIST_TUNING={os.path.abspath(path)} for the ranks.")
 
 
 @cli.command()

@@ -29,6 +29,7 @@ class Settings:
         device: AIODIST_DEVICE, such as ``cpu`` or ``cuda:0``.
         backend: AIODIST_BACKEND, such as ``auto`` or ``shm``.
         interface: AIODIST_INTERFACE, network interface or address to advertise.
+        tuning: AIODIST_TUNING, path of a profile that `aiodist bench --tune` wrote.
     """
 
     rendezvous: str | None = None
@@ -42,6 +43,7 @@ class Settings:
     device: str | None = None
     backend: str | None = None
     interface: str | None = None
+    tuning: str | None = None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -63,6 +65,7 @@ class Settings:
             device=_text(env, "AIODIST_DEVICE"),
             backend=_text(env, "AIODIST_BACKEND"),
             interface=_text(env, "AIODIST_INTERFACE"),
+            tuning=_text(env, "AIODIST_TUNING"),
         )
 
 

@@ -20,6 +20,7 @@ from aiodist import _core
 from aiodist.errors import AiodistError, CollectiveTimeoutError, GroupClosedError, RendezvousError
 from aiodist.pending import Making
 from aiodist.store import Outcome, Store, Unmet
+from aiodist.tuning import Tunings, tuning_for
 
 __all__ = ["Build", "Formed", "Founder", "Members", "Plan", "give_up"]
 
@@ -129,14 +130,16 @@ class Founder:
         rank: This rank in the world.
         processes: The processes of all ranks of the world.
         world: What tells this world from all others that its processes may ever be in.
+        tunings: How its groups cut their messages; the same on all ranks.
     """
 
-    def __init__(self, store: Store, rank: int, processes: Sequence[_core.Process], world: str) -> None:
+    def __init__(self, store: Store, rank: int, processes: Sequence[_core.Process], world: str, tunings: Tunings) -> None:
         self.rank = rank
         self.pid = os.getpid()
         self._store = store
         self._processes = list(processes)
         self._world = world
+        self._tunings = tunings
         self._lock = threading.Lock()
         self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
         # Those that nobody has got yet, and so nobody can close.
@@ -195,7 +198,8 @@ class Founder:
             name = f"{plan.name}#{number}" if plan.numbered and number > 1 else plan.name
             self._pending[pending] = name
             processes = [self._processes[member] for member in plan.members]
-        return _Case(plan, name, number, self._id(name, plan.members, number), _core.default_tuning(size), processes, rank, build, pending)
+        tuning = tuning_for(self._tunings, size)
+        return _Case(plan, name, number, self._id(name, plan.members, number), tuning, processes, rank, build, pending)
 
     def _is_open(self, name: str) -> bool:
         return any(group.name == name and not group.closed for group in self._groups)

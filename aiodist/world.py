@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import itertools
 import os
 import socket
 import time
-import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -21,10 +19,11 @@ from aiodist.config import DEFAULT_TIMEOUT, Settings
 from aiodist.errors import RendezvousError, TransportError
 from aiodist.group import DRAIN_SECONDS, Group
 from aiodist.hosts import check_one_host
-from aiodist.local_store import LocalSeat, LocalStore
+from aiodist.local import LocalWorld, local_world, make_local
 from aiodist.membership import Founder
 from aiodist.ops.checks import check_timeout
 from aiodist.progress import Reporter
+from aiodist.tuning import TOLD, Tunings, own_tunings, told_tunings, tuning_for
 
 if TYPE_CHECKING:  # loaded when a world has peers: a world of one needs no HTTP
     from aiodist.rendezvous.client import Membership, Notice, RendezvousClient
@@ -32,8 +31,6 @@ if TYPE_CHECKING:  # loaded when a world has peers: a world of one needs no HTTP
 __all__ = ["LocalWorld", "Opening", "init", "local_world"]
 
 _DEFAULT_JOB: Final = "default"
-_LOCAL_DRAIN_SECONDS: Final = 1.0
-_local_ids = itertools.count(1)
 # The generation of each job that this process was last a member of: the service then knows a comeback from a late joiner.
 _generations: dict[tuple[str, str], int] = {}
 
@@ -51,6 +48,7 @@ class _Place:
     timeout: float
     address: str | None
     """Where others reach this rank, if it was told."""
+    tunings: Tunings
 
 
 def init(
@@ -97,46 +95,6 @@ def init(
         raise ValueError(f"backend {backend!r} is not built yet: 'auto' and 'shm' are")
     _refuse_second()
     return Opening(_place(Settings.from_env(), rendezvous, rank, world_size, job, token, timeout, interface))
-
-
-class LocalWorld:
-    """A world of ranks in this process, to be entered; see `local_world`."""
-
-    def __init__(self, size: int, timeout: float) -> None:
-        self._size = size
-        self._timeout = timeout
-        self._groups: list[weakref.ref[Group]] = []
-
-    async def __aenter__(self) -> list[Group]:
-        groups = _make_local(self._size, self._timeout, _LOCAL_DRAIN_SECONDS)
-        # Weak: groups that are dropped unclosed are noticed, whoever still holds this object.
-        self._groups = [weakref.ref(group) for group in groups]
-        return groups
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        groups = [group for reference in self._groups if (group := reference()) is not None]
-        await asyncio.gather(*(group.__aexit__(kind, error, traceback) for group in groups))
-        _core.rest()
-
-
-def local_world(size: int, *, timeout: float | None = None) -> LocalWorld:
-    """Open `size` ranks in this process: ``async with aiodist.local_world(4) as groups``.
-
-    Entering gives the ranks' `Group` objects, in rank order. They may be used from one loop (the ranks' coroutines side by side), or each
-    from a thread of its own. Leaving closes them; by an exception it aborts them first, with that exception's text as the reason.
-
-    Args:
-        size: Number of ranks.
-        timeout: Seconds that every call may take; 300 by default.
-
-    Raises:
-        TypeError, ValueError: an argument is wrong.
-    """
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"size must be a whole number, not {type(size).__name__}")
-    if size < 1:
-        raise ValueError(f"size must be at least 1, not {size}")
-    return LocalWorld(size, check_timeout(timeout) or DEFAULT_TIMEOUT)
 
 
 class Opening:
@@ -212,6 +170,7 @@ def _place(
         settings.tls_ca,
         check_timeout(timeout) or settings.timeout or DEFAULT_TIMEOUT,
         _address(interface if interface is not None else settings.interface),
+        own_tunings(settings),
     )
 
 
@@ -223,43 +182,12 @@ def _address(interface: str | None) -> str | None:
     return address_of(interface)
 
 
-def _make_local(size: int, timeout: float, drain_seconds: float, on_close: Callable[[], None] | None = None) -> list[Group]:
-    """Make the ranks of a world that have no other processes."""
-    tuning = _core.default_tuning(size)
-    number = next(_local_ids)
-    process = _core.this_process()
-    offsets: list[int] = []
-    try:
-        offsets += (_core.reserve(tuning, number, rank, size) for rank in range(size))
-    except BaseException:
-        for offset in offsets:
-            _core.release(offset)
-        raise
-    members = [(process, offset) for offset in offsets]
-    store = LocalStore(size)
-
-    def make(rank: int) -> Group:
-        seat = LocalSeat(store, rank)
-
-        async def leave(reason: str | None) -> None:
-            seat.leave("left its world" if reason is None else f"failed: {reason}")
-            if on_close is not None:
-                on_close()
-
-        founder = Founder(seat, rank, [process] * size, f"local {number}")
-        return Group(
-            "world", number, rank, tuning, offsets[rank], members, timeout, founder=founder, on_close=leave, drain_seconds=drain_seconds
-        )
-
-    return [make(rank) for rank in range(size)]
-
-
 def _open_alone(place: _Place) -> Group:
     def on_close() -> None:
         registry.set_world(None)
         _core.rest()
 
-    return _make_local(1, place.timeout, DRAIN_SECONDS, on_close)[0]
+    return make_local(1, place.timeout, place.tunings, DRAIN_SECONDS, on_close)[0]
 
 
 class _Forming:
@@ -272,6 +200,7 @@ class _Forming:
         self._server: socket.socket | None = None
         self._client: RendezvousClient | None = None
         self._reporter = Reporter()
+        self._tunings: Tunings = {}
 
     async def form(self) -> Group:
         from aiodist.rendezvous.store import ControlStore
@@ -296,7 +225,9 @@ class _Forming:
 
         assert self._client is not None  # _meet() made it
         processes = [process for process, _ in attachment.members]
-        founder = Founder(ControlStore(control, self._client), membership.rank, processes, f"job {place.job} {membership.generation}")
+        founder = Founder(
+            ControlStore(control, self._client), membership.rank, processes, f"job {place.job} {membership.generation}", self._tunings
+        )
         world = Group(
             "world",
             _channel_id(place.job, membership.generation, "world"),
@@ -337,10 +268,12 @@ class _Forming:
                 "address": address,
                 "identity": attach.host_identity(),
                 "socket": name,
+                TOLD: place.tunings,
             }
             key = (place.rendezvous, place.job)
             membership = await client.join(world_size=place.world_size, rank=place.rank, info=info, after=_generations.get(key, 0))
             _generations[key] = membership.generation
+            self._tunings = told_tunings(membership.members)
             attachment, offset = await on_a_thread(self._attach, membership)
         except BaseException as error:
             await self._leave(f"{type(error).__name__}: {error}")
@@ -355,7 +288,7 @@ class _Forming:
         """Exchange memory with the other ranks; on a thread of its own, since sockets with descriptors are best used blocking."""
         place, rank = self._place, membership.rank
         check_one_host(membership)
-        tuning = _core.default_tuning(place.world_size)
+        tuning = tuning_for(self._tunings, place.world_size)
         offset = _core.reserve(tuning, _channel_id(place.job, membership.generation, "world"), rank, place.world_size)
         secret = attach.Secret(place.job, membership.generation, place.token)
         try:

@@ -25,7 +25,7 @@ from benchmarks.ranksets import Failure, RankSet
 from benchmarks.report import format_idle, write_json
 from benchmarks.results import VARIANTS, Results
 from benchmarks.table import format_table
-from benchmarks.targets import format_targets
+from benchmarks.targets import judge
 
 __all__ = ["main"]
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for cases in _cases(args):
             controller.run(cases)
     print(format_table(results))
-    for line in [*format_idle(controller.idle), "", *format_targets(results)]:
+    for line in [*format_idle(controller.idle), "", *judge(results)]:
         print(line)
     if args.json:
         write_json(args.json, results, settings, libraries, controller.idle, mpi_threads=args.mpi_threads)

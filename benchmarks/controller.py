@@ -75,8 +75,8 @@ class Controller:
         """Return the lines still able to run, starting one further every round."""
         start = round_ % max(1, len(self._lines))
         lines = self._lines[start:] + self._lines[:start]
-        if collective == "barrier":  # it has no arrays, so whose memory they are in makes no difference
-            lines = [line for line in lines if not line.variant.endswith("shared")]
+        if collective == "barrier":  # it has no arrays to copy, and whose memory they are in makes no difference
+            lines = [line for line in lines if not line.variant.endswith("shared") and line.peer != "copy"]
         return [line for line in lines if line.peer in self._worlds and not self._results.missing(line.peer, collective)]
 
     def _estimate(self, case: Case, line: Line) -> int:

@@ -11,7 +11,8 @@ from typing import Final
 __all__ = ["MPIS", "PEERS", "THREAD_LEVEL", "Launch", "plan_launch"]
 
 MPIS: Final = ("mpich", "openmpi", "impi")
-PEERS: Final = (*MPIS, "gloo")
+PEERS: Final = (*MPIS, "gloo", "copy")
+"""What aiodist can be measured beside: libraries, and the machine's own copying."""
 
 THREAD_LEVEL: Final = "BENCHMARKS_MPI_THREAD_LEVEL"
 """Variable that tells an MPI rank its thread level."""
@@ -25,6 +26,8 @@ _SETTINGS: Final[dict[str, dict[str, str]]] = {
     "mpich": {},
     "openmpi": {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
     "impi": {"I_MPI_FABRICS": "shm"},
+    # glibc takes some virtual machines' third-level cache for one of hundreds of MiB, and then stores all copies through the caches.
+    "copy": {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x400000"},
     "gloo": {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
 }
 
@@ -53,7 +56,7 @@ def plan_launch(peer: str, ranks: int, socket: str, store: str, envs: Path | Non
     """
     arguments = ("--peer", peer, "--socket", socket, "--ranks", str(ranks))
     settings = dict(_SETTINGS[peer])
-    if peer == "aiodist":
+    if peer in ("aiodist", "copy"):
         return Launch(((sys.executable, "-m", "aiodist", "run", "-n", str(ranks), _RANK_PROGRAM, *arguments),), settings)
     bin_ = (envs or _HERE / "peers" / "envs") / peer / "bin"
     python = str(bin_ / "python")

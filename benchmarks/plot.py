@@ -19,6 +19,7 @@ _STYLES: dict[str, dict[str, Any]] = {
     "openmpi": {"color": "#e08a1e", "linestyle": "-", "marker": "v"},
     "impi": {"color": "#8e4fa8", "linestyle": "-", "marker": "D"},
     "gloo": {"color": "#777777", "linestyle": "-", "marker": "x"},
+    "copy": {"color": "#222222", "linestyle": (0, (4, 3)), "label": "copy limit: P concurrent copies"},
 }
 
 
@@ -47,7 +48,7 @@ def _panels(results: Results, collective: str, times: Any, rates: Any) -> None:
         known = [(case, time) for case, time in points if time is not None]
         if not known:
             continue
-        style = _STYLES.get(str(line), {}) | {"label": str(line), "markersize": 5, "linewidth": 1.6}
+        style = {"label": str(line), "markersize": 5, "linewidth": 1.6} | _STYLES.get(str(line), {})
         sizes = [case.nbytes for case, _ in known]
         times.plot(sizes, [time for _, time in known], **style)
         rates.plot(sizes, [case.algbw(time / 1e6) for case, time in known], **style)

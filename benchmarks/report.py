@@ -16,8 +16,9 @@ import numpy as np
 from benchmarks.cases import Case
 from benchmarks.controller import Settings
 from benchmarks.results import Line, Measurement, Results
+from benchmarks.targets import judge
 
-__all__ = ["IDLE_LIMIT", "format_idle", "write_json"]
+__all__ = ["IDLE_LIMIT", "format_idle", "machine", "write_json"]
 
 IDLE_LIMIT = 0.02
 """Share of a core, per rank, above which ranks that should sleep are reported."""
@@ -38,12 +39,13 @@ def write_json(path: Path, results: Results, settings: Settings, libraries: dict
     """Write the report to `path`."""
     report = {
         "format": 1,
-        "machine": _machine(),
+        "machine": machine(),
         "settings": asdict(settings) | {"mpi_threads": mpi_threads},
         "libraries": libraries,
         "idle_core_share": {peer: used / had if had else 0.0 for peer, (used, had) in idle.items()},
         "not_run": results.not_run,
         "failed": [{"peer": peer, "collective": collective, "reason": why} for (peer, collective), why in results.failed.items()],
+        "findings": [finding.to_json() for finding in judge(results)],
         "rows": [_row(results, case, line, found) for case in results.measured for line, found in results.rows(case)],
     }
     path.write_text(json.dumps(report, indent=1) + "\n")
@@ -75,7 +77,8 @@ def _row(results: Results, case: Case, line: Line, found: Measurement) -> dict[s
     }
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """Say what was measured on, and when."""
     model = next((line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
     return {
         "processor": model,

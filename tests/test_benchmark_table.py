@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 from benchmarks.cases import COLLECTIVES, DTYPES, GARBAGE, MANY, ROOT, Case
 from benchmarks.collectives import main
 from benchmarks.controller import Settings
+from benchmarks.document import fill
+from benchmarks.findings import Finding
 from benchmarks.launchers import MPIS, PEERS, plan_launch
+from benchmarks.model import model_table
 from benchmarks.report import format_idle
 from benchmarks.results import Line, Measurement, Results, pool_ranks
 from benchmarks.table import format_table
-from benchmarks.targets import format_targets
+from benchmarks.targets import judge
 
 MIB = 1 << 20
 PAIRED = ("send_recv", "exchange")
@@ -266,11 +270,29 @@ def test_targets_are_judged_only_where_both_sides_ran() -> None:
     case = Case.sized("all_reduce", 8, ranks=2)
     times = {"aiodist blocking-private": 1.2, "aiodist awaited-private": 2.5, "mpich": 2.0}
     results = measured(times, asked=["aiodist", "mpich"], case=case)
-    blocking, awaited = format_targets(results)
-    assert blocking.startswith("met ")
-    assert awaited.startswith("NOT MET")
+    blocking, awaited = judge(results)
+    assert (blocking.verdict, awaited.verdict) == ("met", "NOT MET")
+    assert str(awaited).startswith("NOT MET  all_reduce 8 B, 2 ranks, awaited-private / MPI: 1.25 (0.80x faster), due <= 1, stretch <= 0.8")
     results.not_run["mpich"] = "gone"
-    assert all(line.startswith("unknown") for line in format_targets(results))
+    assert [finding.verdict for finding in judge(results)] == ["unknown", "unknown"]
+
+
+def test_with_more_ranks_than_cores_every_size_has_its_target() -> None:
+    for nbytes in (8, 1000, MIB):
+        case = Case.sized("all_reduce", nbytes, ranks=4)
+        results = measured({"aiodist blocking-private": 1.0, "mpich": 4.0}, asked=["aiodist", "mpich"], case=case)
+        assert [finding.verdict for finding in judge(results)] == ["met"]
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "verdict"),
+    [(9.0, False, "stretch"), (15.0, False, "met"), (21.0, False, "NOT MET"), (None, False, "unknown"), (21.0, True, "stretch")],
+)
+def test_a_finding_is_judged_by_both_limits(value: float | None, least: bool, verdict: str) -> None:
+    due, stretch = (10.0, 20.0) if least else (20.0, 10.0)
+    finding = Finding("a time", value, "s", due, stretch, least)
+    assert finding.verdict == verdict
+    assert Finding.from_json(finding.to_json()) == finding
 
 
 def test_batches_shrink_with_the_time_of_a_call() -> None:
@@ -297,3 +319,36 @@ def test_the_command_line_refuses_what_it_does_not_know(capsys: pytest.CaptureFi
             main(arguments)
         assert stop.value.code == 2
         assert arguments[0].strip("-") in capsys.readouterr().err
+
+
+def test_a_page_is_filled_from_the_reports_beside_it(tmp_path: Path) -> None:
+    """A column a run, dashes for what a run lacks, and the same again when filled twice."""
+    marks = "# Title\n\n<!-- fill targets one -->\nold\n<!-- end -->\n\n<!-- fill times gone -->\nold\n<!-- end -->\n"
+    runs = [[Finding("a", 2.0, "ms", 3.0, 1.0), Finding("b", 1500.0)], [Finding("a", 4.0, "ms", 3.0, 1.0)]]
+    for name, findings in zip(("one.json", "one.2.json"), runs, strict=True):
+        (tmp_path / name).write_text(json.dumps({"findings": [finding.to_json() for finding in findings]}))
+    text = fill(marks, tmp_path)
+    assert "| a | <= 3 | <= 1 | 2 ms **met** | 4 ms **NOT MET** |\n| b |  |  | 1,500 | – |\n<!-- end -->" in text
+    assert text.startswith("# Title\n\n<!-- fill targets one -->\n| what | due | stretch | run 1 | run 2 |\n")
+    assert text.endswith("<!-- fill times gone -->\nNot measured yet.\n<!-- end -->\n")
+    assert fill(text, tmp_path) == text
+
+
+def test_the_page_on_performance_is_what_its_reports_say() -> None:
+    page = Path(__file__).parent.parent / "docs" / "performance.md"
+    text = page.read_text(encoding="utf-8")
+    assert fill(text, page.with_suffix("")) == text
+
+
+def test_the_model_extrapolates_from_what_was_counted_and_measured() -> None:
+    counts = [
+        {"collective": "all_reduce", "bytes": 8, "ranks": ranks, "wait": "await", "instructions": {"core": core, "python": 1.0}}
+        for ranks, core in ((2, 3000.0), (8, 6000.0))
+    ]
+    times = [
+        {"collective": "all_reduce", "peer": "aiodist", "variant": "blocking-private", "bytes": 8, "time_us": 1.5, "algbw_gb_s": 0.0},
+        {"collective": "all_reduce", "peer": "copy", "variant": "", "bytes": 64 * MIB, "time_us": 1.0, "algbw_gb_s": 5.0},
+    ]
+    row = model_table(counts, times, (2, 8, 32))[0]
+    # At 2 ranks each reads 2 and writes 2 bytes for one: as 2 copied ones, of both ranks 4, at 10 GB/s together.
+    assert row == ["all_reduce", "1.5 µs", "3 µs", "–", "0.4 ms/MB", "1.9 ms/MB", "7.9 ms/MB"]

@@ -17,7 +17,7 @@ import aiodist.errors
 ROOT = Path(aiodist.errors.__file__).parent
 # From the top down. A unit is what a module's first name below aiodist says, but for those of UNITS.
 ROWS = (
-    ("aiodist", "__main__", "adapters", "sync", "buckets", "launch", "cli", "demo", "testing"),
+    ("aiodist", "__main__", "adapters", "sync", "buckets", "launch", "cli", "demo", "bench", "testing"),
     ("world",),
     ("group",),
     ("ops",),
@@ -28,8 +28,8 @@ ROWS = (
 )
 UNITS = {
     **dict.fromkeys(("launch_guard", "launch_output", "launch_process", "launch_supervisor"), "launch"),
-    **dict.fromkeys(("collectives", "membership", "naming", "pending"), "group"),
-    **dict.fromkeys(("hosts", "local_store", "progress"), "world"),
+    **dict.fromkeys(("collectives", "membership", "naming", "pending", "tuning", "profile"), "group"),
+    **dict.fromkeys(("hosts", "local", "local_store", "progress"), "world"),
 }
 ROW_OF = {unit: number for number, row in enumerate(ROWS) for unit in row}
 BOTTOM = len(ROWS) - 1

@@ -11,7 +11,7 @@ def load(peer: str, *, rank: int | None, ranks: int, store: str) -> Driver:
     """Return the driver of `peer`, its world formed.
 
     Args:
-        peer: ``aiodist``, ``gloo``, or an MPI.
+        peer: ``aiodist``, ``copy``, ``gloo``, or an MPI.
         rank: this process's rank where no launcher says it.
         ranks: size of the world.
         store: file through which ranks find each other, for gloo.
@@ -20,6 +20,10 @@ def load(peer: str, *, rank: int | None, ranks: int, store: str) -> Driver:
         from benchmarks.drivers.own import AiodistDriver
 
         return AiodistDriver()
+    if peer == "copy":
+        from benchmarks.drivers.copying import CopyingDriver
+
+        return CopyingDriver()
     if peer == "gloo":
         from benchmarks.drivers.gloo import GlooDriver
 

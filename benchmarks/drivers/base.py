@@ -70,9 +70,11 @@ class Driver(ABC):
         size: number of ranks.
         library: name and version, as the library says it.
         in_place: collectives whose result lands in the input's buffer; their ``_many`` forms too.
+        exchanges: whether the calls give results to check.
     """
 
     in_place: ClassVar[frozenset[str]] = frozenset({"broadcast"})
+    exchanges: ClassVar[bool] = True
     rank: int
     size: int
     library: str
