@@ -129,7 +129,7 @@ FailurePtr Communicator::failure() const {
 
 // --- Advancing ---
 
-bool Communicator::progress(bool large) {
+Communicator::Progress Communicator::progress(bool large) {
     bool moved = false;
     while (true) {
         if (claim_.exchange(true, std::memory_order_acquire)) {  // pairs with the holder's store below
@@ -137,7 +137,7 @@ bool Communicator::progress(bool large) {
             // All seq_cst, so one of us sees the other and what we came for is not lost.
             again_.store(true, std::memory_order_seq_cst);
             if (claim_.load(std::memory_order_seq_cst)) {
-                return moved;
+                return moved ? Progress::moved : Progress::elsewhere;
             }
             continue;
         }
@@ -153,7 +153,7 @@ bool Communicator::progress(bool large) {
         }
         claim_.store(false, std::memory_order_seq_cst);
         if (!again_.load(std::memory_order_seq_cst)) {
-            return moved;
+            return moved ? Progress::moved : Progress::none;
         }
         large = true;  // whoever left the note may have come for that
     }

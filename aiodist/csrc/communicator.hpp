@@ -74,9 +74,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     RequestRef start(Call&& call, Clock::duration timeout);
     /// A request that is done once all calls before it are.
     RequestRef drained();
-    /// Advances what can be advanced; false if nothing moved (or another thread is at it).
-    /// With `large` false the data of large calls is left to whoever is at it.
-    bool progress(bool large = true);
+    /// Advances what can be advanced. With `large` false the data of large calls is left to whoever is at it.
+    /// `elsewhere`: another thread was at it. It takes one more step for us, but may leave the rest: nobody may go to
+    /// sleep on that.
+    enum class Progress : std::uint8_t { none, moved, elsewhere };
+    Progress progress(bool large = true);
     /// Looks at aborts, deaths, goodbyes and deadlines. Called a few times a second while calls are pending.
     void check(TimePoint now);
     void abort(FailureKind kind, const std::string& reason);

@@ -22,7 +22,7 @@ class Communicator::Claim {
     ~Claim() {
         communicator_.claim_.store(false, std::memory_order_seq_cst);  // before the load of again_: see progress()
         if (communicator_.again_.load(std::memory_order_seq_cst)) {
-            communicator_.progress();
+            (void)communicator_.progress();
         }
     }
     Claim(const Claim&) = delete;
@@ -142,7 +142,7 @@ void Communicator::abort(FailureKind kind, const std::string& reason) {
 }
 
 void Communicator::check(TimePoint now) {
-    progress();
+    (void)progress();
     const Claim claim(*this);
     if (broken_.load(std::memory_order_relaxed) || closed()) {
         return;

@@ -190,7 +190,7 @@ std::string Engine::site_text(const Process& process, std::uint32_t index) const
 bool Engine::poll() {
     bool moved = false;
     for (const auto& communicator : communicators()) {
-        moved = communicator->progress() || moved;
+        moved = communicator->progress() != Communicator::Progress::none || moved;
     }
     return moved;
 }
@@ -202,7 +202,7 @@ void Engine::on_bell() {
     for (const auto& communicator : communicators()) {
         // Large calls that the engine serves are left to it: a loop has better things to do than to copy segments.
         const bool engine = communicator->serves_engine();
-        const bool moved = communicator->progress(!engine);
+        const bool moved = communicator->progress(!engine) != Communicator::Progress::none;
         served = served || (engine && communicator->has_long());
         more = more || (moved && communicator->moving() && !engine);
     }
@@ -258,7 +258,7 @@ bool Engine::spin(Request& request, Clock::duration at_most) {
     Communicator& communicator = *request.communicator();
     const auto look = [&] {
         for (int i = 0; i < kLooks; ++i) {
-            communicator.progress();
+            (void)communicator.progress();
             if (request.done()) {
                 return true;
             }
@@ -292,15 +292,19 @@ Engine::Wait Engine::wait(Request& request, TimePoint until) {
     bool registered = false;
     TimePoint next_check = Clock::now() + kSlice;
     while (true) {
-        const bool moved = communicator.progress();
+        const auto moved = communicator.progress();
         if (request.done()) {
             return Wait::done;
         }
-        if (moved) {
+        if (moved == Communicator::Progress::moved) {
             backoff.reset();
             continue;
         }
         if ((crowded() || communicator.has_core()) && backoff.wait()) {
+            continue;
+        }
+        if (moved == Communicator::Progress::elsewhere) {
+            std::this_thread::yield();
             continue;
         }
         if (!registered && !request.add_waiter(port, 0)) {
@@ -309,7 +313,7 @@ Engine::Wait Engine::wait(Request& request, TimePoint until) {
         registered = true;
         sleepers_add(1);
         bool undisturbed = true;
-        if (!communicator.progress() && !request.done()) {
+        if (communicator.progress() == Communicator::Progress::none && !request.done()) {
             const TimePoint now = Clock::now();
             undisturbed =
                 sleep_on(bell_fd(), port->fd(), -1, std::min<Clock::duration>(kSlice, std::max(until, now) - now));

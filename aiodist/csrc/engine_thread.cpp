@@ -172,7 +172,7 @@ bool Engine::serve(bool& busy) {
     for (const auto& communicator : communicators()) {
         if (communicator->serves_engine()) {
             busy = true;
-            moved = communicator->progress() || moved;
+            moved = communicator->progress() != Communicator::Progress::none || moved;
         }
     }
     return moved;

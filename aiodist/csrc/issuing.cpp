@@ -49,7 +49,7 @@ RequestRef Communicator::start(Call&& call, Clock::duration timeout) {
             unposted_count_.fetch_add(1, std::memory_order_relaxed);  // under the mutex; see post()
         }
     }
-    progress();
+    (void)progress();
     return request;
 }
 

@@ -32,7 +32,7 @@ int prompt_awaits = 0;  // in a row that did not suspend, over all loops
 bool look_closely(Request& request) {
     Communicator& communicator = *request.communicator();
     for (int i = 0; i < kUntimedLooks && !request.done(); ++i) {
-        communicator.progress();
+        (void)communicator.progress();
         pause();
     }
     return request.done();
@@ -62,7 +62,7 @@ PyObject* suspend(AwaiterObject& awaiter, Request& request) {
         awaiter.id = 0;
         return nullptr;
     }
-    request.communicator()->progress();  // the last look: from here on a flag rings the bell
+    (void)request.communicator()->progress();  // the last look: from here on a flag rings the bell
     if (request.done()) {
         stop_waiting(awaiter.port, request, std::exchange(awaiter.id, 0));
         return nullptr;

@@ -64,7 +64,7 @@ PyObject* future_add_done_callback_body(PyObject* self, PyObject* arguments, PyO
                  {Waiting::Kind::call, callback, Ref::share(self), loop_port != nullptr && is_small(request)}, id)) {
         return call_now(self, callback.get(), loop_port);
     }
-    request.communicator()->progress();  // the last look
+    (void)request.communicator()->progress();  // the last look
     let_go(request, loop_port != nullptr);
     Py_RETURN_NONE;
 }

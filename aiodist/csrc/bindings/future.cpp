@@ -66,7 +66,7 @@ void let_go(Request& request, bool loop_watches) {
 void give_up_if_unwanted(Request& request) {
     if (request.call.collective == Collective::recv && !request.done() && !request.has_waiters()) {
         request.give_up();
-        request.communicator()->progress();
+        (void)request.communicator()->progress();
     }
 }
 
@@ -97,7 +97,7 @@ PyObject* value_of(FutureObject& self) {
 bool look(FutureObject& future) {
     Request& request = *future.request.get();
     if (!request.done()) {
-        request.communicator()->progress();
+        (void)request.communicator()->progress();
     }
     if (!request.done()) {
         request.communicator()->engine().watch(
@@ -253,7 +253,7 @@ PyObject* future_result_body(PyObject* self, PyObject* const* arguments, Py_ssiz
     if (!check_process(communicator.engine())) {
         return nullptr;
     }
-    communicator.progress();
+    (void)communicator.progress();
     if (const auto rank = request.done() ? std::nullopt : communicator.waits_for_this_thread(request)) {
         PyErr_Format(PyExc_RuntimeError,
                      "%s.result() would wait for ever: rank %d lives in this thread and has not made the call. Use "

@@ -241,8 +241,8 @@ bool Messages::copy_all(Peer& with) {
         const Record& head = receiving->arrival.head;
         const bool copied = copy(with, *receiving);
         const bool done = receiving->copied == head.message_nbytes;
-        const bool in_turn = head.way == static_cast<std::uint8_t>(MessageWay::in_turn);
-        if (done || (in_turn && receiving->copied - receiving->told >= head.chunk_nbytes / 2)) {
+        // Its chunks are used again.
+        if (done || (head.chunks > 1 && receiving->copied - receiving->told >= head.chunk_nbytes / 2)) {
             tell(with, *receiving);
             receiving->told = receiving->copied;
         }

@@ -17,9 +17,10 @@ namespace aiodist {
 ///
 /// A record tells the receiver of each message; a short one is inside it. A longer one is staged in chunks of the
 /// sender's memory, from where the receiver copies it as it grows; a record of the receiver's says once it has. A send
-/// is done when all of it is staged. Where the process's send buffer is full, a message has two chunks that are used in
-/// turn, so that the send waits for its receive; or, where its array is shared memory, none. Short ones that were read
-/// but not received lie in the receiver's memory, of which each sender has a bounded part. All under the claim.
+/// is done when all of it is staged; chunks that the receiver has emptied by then are filled again. Where the process's
+/// send buffer is full, a message has two chunks that are used in turn, so that the send waits for its receive; or,
+/// where its array is shared memory, none. Short ones that were read but not received lie in the receiver's memory, of
+/// which each sender has a bounded part. All under the claim.
 class Messages {
  public:
     explicit Messages(Communicator& communicator);
@@ -69,6 +70,7 @@ class Messages {
         bool awaited = true;             // by a receive, where that matters
         std::uint64_t head = kNoOffset;  // of chunks that are used in turn
         std::vector<std::uint64_t> chunks;
+        std::size_t reused = 0;  // of these, from the first on, which stand at the end a second time
     };
     struct Peer {
         Peer(Communicator& communicator, int q) : rank(q), out(communicator, q), in(communicator, q) {}

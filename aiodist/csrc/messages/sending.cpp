@@ -112,7 +112,10 @@ bool Messages::stage(Sending& sending) {
     const std::uint64_t within = sending.staged % sending.chunk_nbytes;
     const auto index = static_cast<std::size_t>(sending.staged / sending.chunk_nbytes % sending.most_chunks);
     if (index == sending.chunks.size()) {
-        sending.chunks.push_back(pool_.get(sending.chunk_nbytes));
+        // One that the receiver has emptied is still in the caches; and a long message does not populate its own
+        // length.
+        const bool emptied = sending.reused < sending.taken / sending.chunk_nbytes;
+        sending.chunks.push_back(emptied ? sending.chunks[sending.reused++] : pool_.get(sending.chunk_nbytes));
         head->chunks[index] = sending.chunks.back();
     }
     const std::uint64_t count = std::min({kPiece, until - sending.staged, sending.chunk_nbytes - within});
@@ -152,10 +155,11 @@ void Messages::taken(Peer& with, const Record& head) {
 }
 
 void Messages::give_back(Sending& sending) {
-    for (const std::uint64_t chunk : sending.chunks) {
-        pool_.put(sending.chunk_nbytes, chunk);
+    for (std::size_t i = sending.reused; i < sending.chunks.size(); ++i) {
+        pool_.put(sending.chunk_nbytes, sending.chunks[i]);
     }
     sending.chunks.clear();
+    sending.reused = 0;
     if (sending.head != kNoOffset) {
         communicator_.engine().arena().release(std::exchange(sending.head, kNoOffset));
     }

@@ -288,6 +288,13 @@ void garbage() {
     lies.back().first.input_offset = std::uint64_t{1} << 50;  // outside
     lies.emplace_back(header(Collective::all_reduce, kCount), kCount);
     lies.back().first.staging_offset = kNoOffset - 8;
+    for (const std::uint64_t offset : {kNoOffset, std::uint64_t{1} << 50, kNoOffset - 8}) {
+        for (const Collective collective : {Collective::all_reduce, Collective::broadcast}) {
+            lies.emplace_back(header(collective, kCount), kCount);
+            lies.back().first.flags = kCopied;  // a payload that is said to lie beside the slot
+            lies.back().first.input_offset = offset;
+        }
+    }
     lies.emplace_back(header(Collective::broadcast, kCount), kCount);
     lies.back().first.flags = kWildcard;  // a receiver that knows nothing and says something
     lies.back().first.root = 0;
