@@ -1,6 +1,8 @@
 #include <Python.h>
 #include <numpy/arrayobject.h>
 
+#include <algorithm>
+
 #include "bindings/bindings.hpp"
 
 namespace aiodist::python {
@@ -125,22 +127,34 @@ PyObject* bounds_list(PyObject* arrays) {
     return list.leak();
 }
 
-PyObject* new_array(const Shape& shape, DType dtype) {
+namespace {
+
+/// A new array over `data`, which may be null: then over memory of its own.
+PyObject* array_of(const std::uint64_t* extents, std::size_t ndim, int type, void* data) {
     npy_intp dims[kMaxDims];
-    for (std::size_t i = 0; i < shape.ndim; ++i) {
-        dims[i] = static_cast<npy_intp>(shape.dims[i]);
-    }
-    return PyArray_SimpleNew(shape.ndim, dims, type_number(dtype));
+    std::copy_n(extents, ndim, dims);
+    const int dimensions = static_cast<int>(ndim);
+    return data == nullptr ? PyArray_SimpleNew(dimensions, dims, type)
+                           : PyArray_SimpleNewFromData(dimensions, dims, type, data);
 }
 
-PyObject* bytes_array(void* data, std::uint64_t nbytes, PyObject* owner) {
+}  // namespace
+
+PyObject* new_array(const Shape& shape, DType dtype) {
+    return array_of(shape.dims.data(), shape.ndim, type_number(dtype), nullptr);
+}
+
+PyObject* array_over(void* data, const std::vector<std::uint64_t>& shape, DType dtype, PyObject* owner) {
     Ref keeper = Ref::steal(owner);
-    npy_intp extent = static_cast<npy_intp>(nbytes);
-    Ref array = Ref::steal(PyArray_SimpleNewFromData(1, &extent, NPY_UINT8, data));
+    Ref array = Ref::steal(array_of(shape.data(), shape.size(), type_number(dtype), data));
     if (!array || PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array.get()), keeper.leak()) < 0) {
         return nullptr;
     }
     return array.leak();
+}
+
+PyObject* bytes_array(void* data, std::uint64_t nbytes, PyObject* owner) {
+    return array_over(data, {nbytes}, DType::raw, owner);
 }
 
 PyObject* shape_tuple(const std::uint64_t* dims, std::size_t ndim) {

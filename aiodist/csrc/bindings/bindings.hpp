@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "communicator.hpp"
 #include "engine.hpp"
@@ -83,7 +84,9 @@ bool import_numpy();
 bool view_array(PyObject* object, ArrayView& view) noexcept;
 /// A new C-contiguous array of `shape` and a native dtype; nullptr with an exception set.
 PyObject* new_array(const Shape& shape, DType dtype);
-/// A one-dimensional uint8 array over `data` that keeps `owner` (whose reference it takes) alive.
+/// An array over `data` that keeps `owner` (whose reference it takes) alive.
+PyObject* array_over(void* data, const std::vector<std::uint64_t>& shape, DType dtype, PyObject* owner);
+/// A one-dimensional uint8 array likewise.
 PyObject* bytes_array(void* data, std::uint64_t nbytes, PyObject* owner);
 /// Fills `pieces` with the arrays of a list or tuple, each as for view_array(); false with an exception set otherwise.
 /// `itemsize` becomes that of the first array.

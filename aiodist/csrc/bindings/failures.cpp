@@ -83,7 +83,10 @@ Ref make_received(Request& request) {
     if (!owner) {
         return {};
     }
-    void* const data = received.data.release();  // the capsule's now
+    void* const data = received.data.release();                                                 // the capsule's now
+    if (!received.list && received.dtype != DType::raw && received.dtype != DType::bfloat16) {  // numpy knows it
+        return Ref::steal(array_over(data, received.arrays.front().shape, received.dtype, owner.leak()));
+    }
     Ref bytes = Ref::steal(bytes_array(data, received.nbytes, owner.leak()));
     Ref arrays = Ref::steal(PyList_New(0));
     for (const Received::Array& array : received.arrays) {

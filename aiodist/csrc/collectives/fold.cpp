@@ -12,6 +12,7 @@
 // Two ranks whose inputs both lie in shared memory do without owners: each folds the whole vector itself. That moves as
 // many lines between their caches and waits once in place of three times. (Not in place: the peer may still have to
 // read what would be written. And not past the cache, where the second reading of everything costs more than it saves.)
+// So do more ranks with short vectors, of which some lie in shared memory and the others were copied.
 //
 // In a reduce the root folds the whole vector and nobody else any of it.
 //
@@ -120,7 +121,8 @@ class FoldOperation final : public Operation {
 
     /// A pure function of all headers: every rank must come to the same answer.
     bool folds_whole() const noexcept {
-        if (size_ != 2 || call_.nbytes >= kStreamingNbytes) {
+        const std::size_t most = size_ == 2 ? kStreamingNbytes - 1 : copied_nbytes(communicator_.tuning(), size_);
+        if (call_.nbytes > most) {
             return false;
         }
         for (int q = 0; q < size_; ++q) {
