@@ -7,17 +7,17 @@ from typing import Any, Final
 
 from aiodist.errors import NotInitializedError
 
-__all__ = ["FORMING", "WORLD", "current_world", "is_taken", "resolve", "set_world"]
+__all__ = ["FORMING", "WORLD", "World", "current_world", "is_taken", "resolve", "set_world"]
 
 
-class _World:
+class World:
     """Stands for the group of all ranks, whichever world is open when it is used."""
 
     def __repr__(self) -> str:
         return "WORLD"
 
 
-WORLD: Final = _World()
+WORLD: Final = World()
 FORMING: Final = object()
 """Stands for a world that is about to be open: nobody can use it yet, and no other one may be opened."""
 _current: Any = None

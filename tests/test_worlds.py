@@ -41,9 +41,9 @@ async def _channel_ids(_: None, services: list[tuple[str, str]], job: str) -> li
     """Open the first world of a job at one service after another; return by what the peers know its memory and that of a group in it."""
     reserve, ids = _core.reserve, []
 
-    def spy(tuning: _core.Tuning, number: int, rank: int, size: int) -> int:
-        ids.append(number)
-        return reserve(tuning, number, rank, size)
+    def spy(tuning: _core.Tuning, id: int, rank: int, size: int) -> int:
+        ids.append(id)
+        return reserve(tuning, id, rank, size)
 
     _core.reserve = spy
     try:
@@ -51,6 +51,7 @@ async def _channel_ids(_: None, services: list[tuple[str, str]], job: str) -> li
             opening = aiodist.init(rendezvous=address, token=token, job=job, rank=int(os.environ["AIODIST_RANK"]), world_size=2)
             async with opening as world:
                 group = await world.new_group([1, 0])
+                assert group is not None
                 assert_same(await group.all_reduce(np.ones(1)), np.full(1, 2.0))
     finally:
         _core.reserve = reserve
