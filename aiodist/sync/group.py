@@ -249,10 +249,12 @@ def as_async(group: AnyGroup) -> AsyncGroup:
         TypeError: it is no group; `new_group` gives None to a rank that is no member.
         NotInitializedError: it is empty, or there is no world.
     """
-    check_group(group)
     if isinstance(group, Group):
         return group.async_group
-    return group if isinstance(group, AsyncGroup) else _world()
+    if isinstance(group, AsyncGroup):
+        return group
+    check_group(group)
+    return _world()
 
 
 def check_group(group: AnyGroup) -> None:
