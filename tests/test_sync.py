@@ -23,6 +23,15 @@ from aiodist.sync import functional
 pytestmark = pytest.mark.timeout(60)
 
 COLLECTIVE = "inp, group, device"
+CALLS = {
+    **dict.fromkeys(("connect", "get_mm_server_port"), ""),
+    **dict.fromkeys(("check_is_grad", "check_remote_tracer", "user_get", "user_pop"), ", key"),
+    "set_is_grad": ", key, is_grad",
+    "set_remote_tracer": ", key, tracer_set",
+    "group_barrier": ", key, size",
+    "user_set": ", key, val",
+    "bcast_val": ", val, key, size",
+}
 # Parameters as the reference spells them; what comes behind them is ours and has a default.
 FUNCTIONS = {
     "functional": {
@@ -56,11 +65,22 @@ FUNCTIONS = {
         "param_pack_split": "inp, offsets, shapes",
         "synchronized": "func",
     },
+    "launcher": {"launcher": "func, n_gpus, world_size, rank_start, master_ip, port, device_type, backend"},
+    "server": {
+        "Server": "port",
+        "Client": "master_ip, port",
+        "Methods": "mm_server_port",
+        **{f"{kind}.{name}": f"self{parameters}" for kind in ("Client", "Methods") for name, parameters in CALLS.items()},
+        "ThreadXMLRPCServer": "addr, requestHandler, logRequests, allow_none, encoding, bind_and_activate, use_builtin_types",
+        "main": "port, verbose",
+    },
+    "util": {"get_free_ports": "num"},
 }
 STATIC = {"backend", "client", "device", "master_ip", "mm_server_port", "next_stream", "proc_rank", "py_server_port", "server"}
 STATIC |= {"world_size"}
-# What the original has at the top, beside `launcher`, `Client` and `Server`.
-TOP = {"WORLD", "Group", "bcast_list_", "functional", "group", "helper", "make_allreduce_cb", "synchronized", *FUNCTIONS["group"]}
+# What the original has at the top.
+TOP = {"WORLD", "bcast_list_", "functional", "group", "helper", "make_allreduce_cb", "synchronized", *FUNCTIONS["group"]}
+TOP |= {"Client", "Server", "get_free_ports", "launcher", "server", "util"}
 TOP -= {"Group.check", "Group.reset", "StaticData"}
 
 

@@ -148,7 +148,7 @@ class AllreduceCallback:
             if self._inner is None:
                 self._names[key], self._params[name] = name, param
             elif not isinstance(param, str):
-                name = "an object that had no gradient in the first step (change parameters in place, or give names)"
+                name = "an object without a gradient in the first step (give all before get(), change parameters in place, or give names)"
         return name
 
 
