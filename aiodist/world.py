@@ -296,7 +296,7 @@ class _Forming:
             hub = membership.members[0]["socket"]
             return attach.attach_to_hub(hub, secret, rank, place.world_size, offset, self._deadline), offset
         except (OSError, TransportError) as error:
-            _core.release(offset)
+            # The block stays: the others may know of it, and must never find another group's calls there.
             if self._notice is None:
                 raise
             peer = self._notice.rank

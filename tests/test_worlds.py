@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 
 import numpy as np
@@ -12,7 +13,8 @@ from support.ranks import Pools, RankPool, ServerThread, new_job
 
 import aiodist
 import aiodist.sync
-from aiodist import NotInitializedError, _core
+from aiodist import NotInitializedError, TransportError, _core
+from aiodist.backends import attach
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -56,6 +58,39 @@ async def _channel_ids(_: None, services: list[tuple[str, str]], job: str) -> li
     finally:
         _core.reserve = reserve
     return list(zip(ids[::2], ids[1::2], strict=True))
+
+
+async def _give_up_late(_: None, address: str, token: str, job: str) -> list[int]:
+    """Rank 1 fails once rank 0 knows where its memory is; return what each reserved for this world and the next."""
+    rank, reserve, attach_to_hub, offsets = int(os.environ["AIODIST_RANK"]), _core.reserve, attach.attach_to_hub, []
+
+    def spy(tuning: _core.Tuning, id: int, rank: int, size: int) -> int:
+        offsets.append(reserve(tuning, id, rank, size))
+        return offsets[-1]
+
+    def fail(name: str, secret: attach.Secret, rank: int, size: int, offset: int, deadline: float) -> attach.Attachment:
+        attach_to_hub(name, secret, rank, size, offset, deadline)
+        raise TransportError("there are no descriptors left")
+
+    _core.reserve, attach.attach_to_hub = spy, fail
+    try:
+        opening = aiodist.init(rendezvous=address, token=token, job=job, rank=rank, world_size=2)
+        with pytest.raises(TransportError, match="no descriptors") if rank else contextlib.nullcontext():
+            async with opening:
+                pass
+        async with aiodist.local_world(2):
+            pass
+    finally:
+        _core.reserve, attach.attach_to_hub = reserve, attach_to_hub
+    return offsets
+
+
+def test_memory_that_peers_know_of_is_not_used_again(pools: Pools, server: ServerThread) -> None:
+    """By a rank whose world has formed for the others but not for itself: they read there."""
+    pool = pools.get(2)
+    pool.start(_give_up_late, server.address, server.token, new_job(), world=False)
+    offsets = [outcome.answer.value for outcome in pool.finish() if outcome.answer is not None][1]
+    assert len(offsets) == len(set(offsets)) == 3
 
 
 def test_worlds_of_one_name_are_told_apart(pools: Pools, server: ServerThread) -> None:
