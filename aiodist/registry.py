@@ -7,30 +7,37 @@ from typing import Any, Final
 
 from aiodist.errors import NotInitializedError
 
-__all__ = ["WORLD", "current_world", "resolve", "set_world"]
+__all__ = ["FORMING", "WORLD", "World", "current_world", "is_taken", "resolve", "set_world"]
 
 
-class _World:
+class World:
     """Stands for the group of all ranks, whichever world is open when it is used."""
 
     def __repr__(self) -> str:
         return "WORLD"
 
 
-WORLD: Final = _World()
+WORLD: Final = World()
+FORMING: Final = object()
+"""Stands for a world that is about to be open: nobody can use it yet, and no other one may be opened."""
 _current: Any = None
 _inherited: Any = None
 
 
 def set_world(group: Any) -> None:
-    """Make `group` (or None) the open world; called by world.py only."""
+    """Make `group` (or FORMING, or None) the open world; called by world.py only."""
     global _current
     _current = group
 
 
 def current_world() -> Any:
-    """Return the open world's group, None where there is none; a forked child has none."""
-    return _current
+    """Return the open world's group, None where there is none yet or any more; a forked child has none."""
+    return None if _current is FORMING else _current
+
+
+def is_taken() -> bool:
+    """Tell whether a world is open, or being opened."""
+    return _current is not None
 
 
 def resolve(group: Any) -> Any:
@@ -43,7 +50,9 @@ def resolve(group: Any) -> Any:
         return group
     world = current_world()
     if world is None:
-        raise NotInitializedError("no world is open: call aiodist.init() first")
+        raise NotInitializedError(
+            "no world is open yet: aiodist.init() is not done" if is_taken() else "no world is open: call aiodist.init() first"
+        )
     return world
 
 

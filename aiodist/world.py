@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import secrets
 import socket
 import time
 from collections.abc import Generator
@@ -117,7 +118,7 @@ class Opening:
 
     async def _open(self) -> Group:
         _refuse_second()
-        registry.set_world(_FORMING)
+        registry.set_world(registry.FORMING)
         try:
             world = _open_alone(self._place) if self._place.rendezvous is None else await _Forming(self._place).form()
         except BaseException:
@@ -127,11 +128,8 @@ class Opening:
         return world
 
 
-_FORMING: Final = "forming"
-
-
 def _refuse_second() -> None:
-    if registry.current_world() is not None:
+    if registry.is_taken():
         raise RuntimeError("a world is open in this process already: close it with aclose() first")
 
 
@@ -225,12 +223,11 @@ class _Forming:
 
         assert self._client is not None  # _meet() made it
         processes = [process for process, _ in attachment.members]
-        founder = Founder(
-            ControlStore(control, self._client), membership.rank, processes, f"job {place.job} {membership.generation}", self._tunings
-        )
+        name = _unique_name(place.job, membership)
+        founder = Founder(ControlStore(control, self._client), membership.rank, processes, name, self._tunings)
         world = Group(
             "world",
-            _channel_id(place.job, membership.generation, "world"),
+            _channel_id(name),
             membership.rank,
             attachment.tuning,
             offset,
@@ -269,6 +266,7 @@ class _Forming:
                 "identity": attach.host_identity(),
                 "socket": name,
                 TOLD: place.tunings,
+                "nonce": secrets.token_hex(8),
             }
             key = (place.rendezvous, place.job)
             membership = await client.join(world_size=place.world_size, rank=place.rank, info=info, after=_generations.get(key, 0))
@@ -289,7 +287,7 @@ class _Forming:
         place, rank = self._place, membership.rank
         check_one_host(membership)
         tuning = tuning_for(self._tunings, place.world_size)
-        offset = _core.reserve(tuning, _channel_id(place.job, membership.generation, "world"), rank, place.world_size)
+        offset = _core.reserve(tuning, _channel_id(_unique_name(place.job, membership)), rank, place.world_size)
         secret = attach.Secret(place.job, membership.generation, place.token)
         try:
             if rank == 0:
@@ -298,7 +296,7 @@ class _Forming:
             hub = membership.members[0]["socket"]
             return attach.attach_to_hub(hub, secret, rank, place.world_size, offset, self._deadline), offset
         except (OSError, TransportError) as error:
-            _core.release(offset)
+            # The block stays: the others may know of it, and must never find another group's calls there.
             if self._notice is None:
                 raise
             peer = self._notice.rank
@@ -321,5 +319,10 @@ class _Forming:
             await self._client.aclose()
 
 
-def _channel_id(job: str, generation: int, name: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{job}\0{generation}\0{name}".encode()).digest()[:8], "little")
+def _unique_name(job: str, membership: Membership) -> str:
+    """Name the world as no other one that its processes were or will be in: a service that lost its state counts generations anew."""
+    return f"job {job} {membership.generation} {membership.members[0].get('nonce')}"
+
+
+def _channel_id(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")

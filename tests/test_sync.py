@@ -23,6 +23,15 @@ from aiodist.sync import functional
 pytestmark = pytest.mark.timeout(60)
 
 COLLECTIVE = "inp, group, device"
+CALLS = {
+    **dict.fromkeys(("connect", "get_mm_server_port"), ""),
+    **dict.fromkeys(("check_is_grad", "check_remote_tracer", "user_get", "user_pop"), ", key"),
+    "set_is_grad": ", key, is_grad",
+    "set_remote_tracer": ", key, tracer_set",
+    "group_barrier": ", key, size",
+    "user_set": ", key, val",
+    "bcast_val": ", val, key, size",
+}
 # Parameters as the reference spells them; what comes behind them is ours and has a default.
 FUNCTIONS = {
     "functional": {
@@ -56,11 +65,22 @@ FUNCTIONS = {
         "param_pack_split": "inp, offsets, shapes",
         "synchronized": "func",
     },
+    "launcher": {"launcher": "func, n_gpus, world_size, rank_start, master_ip, port, device_type, backend"},
+    "server": {
+        "Server": "port",
+        "Client": "master_ip, port",
+        "Methods": "mm_server_port",
+        **{f"{kind}.{name}": f"self{parameters}" for kind in ("Client", "Methods") for name, parameters in CALLS.items()},
+        "ThreadXMLRPCServer": "addr, requestHandler, logRequests, allow_none, encoding, bind_and_activate, use_builtin_types",
+        "main": "port, verbose",
+    },
+    "util": {"get_free_ports": "num"},
 }
 STATIC = {"backend", "client", "device", "master_ip", "mm_server_port", "next_stream", "proc_rank", "py_server_port", "server"}
 STATIC |= {"world_size"}
-# What the original has at the top, beside `launcher`, `Client` and `Server`.
-TOP = {"WORLD", "Group", "bcast_list_", "functional", "group", "helper", "make_allreduce_cb", "synchronized", *FUNCTIONS["group"]}
+# What the original has at the top.
+TOP = {"WORLD", "bcast_list_", "functional", "group", "helper", "make_allreduce_cb", "synchronized", *FUNCTIONS["group"]}
+TOP |= {"Client", "Server", "get_free_ports", "launcher", "server", "util"}
 TOP -= {"Group.check", "Group.reset", "StaticData"}
 
 
@@ -91,6 +111,8 @@ def test_what_is_no_function() -> None:
             [],
             [dist.WORLD, ""],
         )
+    assert inspect.signature(dist.init_process_group).parameters["backend"].default == "nccl"
+    assert inspect.signature(dist.launcher).parameters["backend"].default == "auto"
     with pytest.raises(AttributeError):
         _ = dist.nothing
 
@@ -100,6 +122,7 @@ async def _collectives(world: aiodist.Group) -> dict[str, Any]:
     x = np.arange(6, dtype=np.float32).reshape(6, 1) + 10 * world.rank
     results = {name: getattr(functional, name)(x) for name in FUNCTIONS["functional"] if "remote" not in name}
     assert_same(functional.all_reduce_sum(x, dist.WORLD, "cpu0"), functional.all_reduce_sum(x, world))
+    assert_same(functional.all_reduce_sum(x, aiodist.WORLD), functional.all_reduce_sum(x))
     peer = (world.rank + 1) % world.size
     assert functional.remote_send(x, peer) is x
     results["remote_recv"] = functional.remote_recv((world.rank - 1) % world.size, (6, 1), np.float32)
@@ -141,10 +164,17 @@ async def _refused(world: aiodist.Group) -> None:
     with pytest.raises(MismatchError, match=r"float32 \(3,\)") as caught:
         functional.remote_recv(1 - world.rank, (3,), np.float32)
     assert caught.value.ranks == (1 - world.rank,)
-    with pytest.raises(TypeError):
-        functional.remote_recv(1 - world.rank, (3,), "no type")
+    functional.remote_send(x.astype(">f4"), 1 - world.rank)
     with pytest.raises(ValueError, match="gpu"):
         functional.remote_recv(1 - world.rank, (3,), np.float32, "gpu0")
+    wrong: list[Any] = [5, None, (2.0,), ("2",), (-2,), "2"]
+    for shape in wrong:
+        with pytest.raises((TypeError, ValueError), match="shape must"):
+            functional.remote_recv(1 - world.rank, shape, np.float32)
+    for dtype in ("no type", None, object):
+        with pytest.raises(TypeError, match="type"):
+            functional.remote_recv(1 - world.rank, (2,), dtype)
+    assert_same(functional.remote_recv(1 - world.rank, (2,), ">f4"), x)  # none of them took the message
     assert_same(functional.all_reduce_sum(x), x * 2)
 
 
@@ -184,7 +214,7 @@ def test_without_a_world() -> None:
         assert isinstance(caught.value, RuntimeError)
 
 
-GOOD: dict[str, Any] = {"master_ip": "127.0.0.1", "port": 2345, "world_size": 2, "rank": 0, "device": 0}
+GOOD: dict[str, Any] = {"master_ip": "127.0.0.1", "port": 2345, "world_size": 2, "rank": 0, "device": 0, "backend": "auto"}
 
 
 @pytest.mark.parametrize(
@@ -205,7 +235,9 @@ GOOD: dict[str, Any] = {"master_ip": "127.0.0.1", "port": 2345, "world_size": 2,
         ({"backend": None}, TypeError, "backend"),
         ({"backend": "mpi"}, ValueError, "backend 'mpi'"),
         ({"device_type": "tpu"}, ValueError, "device_type"),
-        ({"backend": "nccl", "device_type": "cpu"}, ValueError, "'auto', 'shm' or 'ucx'"),
+        ({"backend": "ucx"}, ValueError, "backend 'ucx' is not built yet: use 'auto' or 'shm'"),
+        ({"backend": "nccl", "device_type": "cpu"}, ValueError, "backend='auto' or 'shm'"),
+        ({"device_type": "gpu"}, ValueError, "device_type 'gpu' needs CUDA, which is not built yet"),
     ],
 )
 def test_a_wrong_argument_of_init(change: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -215,11 +247,13 @@ def test_a_wrong_argument_of_init(change: dict[str, Any], error: type[Exception]
     assert not dist.is_distributed()
 
 
-@pytest.mark.skipif(dist.helper.get_device_count_by_fork("gpu") > 0, reason="this machine has a GPU")
-def test_nccl_without_a_gpu() -> None:
-    """The error says what works."""
-    with pytest.raises(ValueError, match=r"needs a GPU.*'auto', 'shm' or 'ucx'"):
-        dist.init_process_group(**GOOD, backend="nccl")
+def test_the_backend_of_the_original() -> None:
+    """Is the default, and its error says what is so and what works."""
+    lack = "" if dist.helper.get_device_count_by_fork("gpu") else ", and this machine has no GPU that works"
+    text = f"backend 'nccl' needs CUDA, which is not built yet{lack}: .*backend='auto' or 'shm' .*'ucx'"
+    with pytest.raises(ValueError, match=text):
+        dist.init_process_group("127.0.0.1", 2345, 2, 0, 0)
+    assert not dist.is_distributed()
 
 
 def free_port() -> int:
@@ -234,9 +268,9 @@ async def _life(_: None, port: int, size: int) -> None:
     """Open the world from within a running loop, use it by blocking and async calls, close it, and open another one."""
     rank = int(os.environ["AIODIST_RANK"])
     for _turn in range(2):
-        dist.init_process_group("127.0.0.1", port, size, rank, device=rank)
-        with pytest.raises(RuntimeError, match="open"):
-            dist.init_process_group("127.0.0.1", port, size, rank, device=rank)
+        dist.init_process_group("127.0.0.1", port, size, rank, device=rank, backend="auto")
+        with pytest.raises(RuntimeError, match="destroy_process_group"):
+            dist.init_process_group("127.0.0.1", port, size, rank, device=rank, backend="auto")
         _look(port, rank, size)
         if size == 3:
             await _make_groups(rank)

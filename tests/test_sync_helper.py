@@ -66,6 +66,19 @@ WRONG: Any = helper  # whose types these calls do not keep to
         (lambda: WRONG.apply(3), TypeError, "op must be"),
         (lambda: WRONG.AllreduceCallback("max"), ValueError, "'sum' or 'mean'"),
         (lambda: WRONG.AllreduceCallback(np.add), TypeError, "reduce_method"),
+        (lambda: WRONG.AllreduceCallback("sum", "world"), TypeError, "group must be a Group"),
+        (lambda: WRONG.param_pack_concat(None, None, [0, 1]), TypeError, "inps"),
+        (lambda: WRONG.param_pack_concat([None], None, [0, 1]), TypeError, "inps must hold numbers"),
+        (lambda: WRONG.param_pack_concat([np.ones(2)], None, [0.9, 2.9]), TypeError, "offsets_val must be"),
+        (lambda: WRONG.param_pack_concat([np.ones(2)], None, ["0", "2"]), TypeError, "offsets_val must be"),
+        (lambda: WRONG.param_pack_split(np.ones(3), None, [(3,)]), TypeError, "offsets must be"),
+        (lambda: WRONG.param_pack_split(np.ones(3), [0, 3], [3]), TypeError, "shapes must be"),
+        (lambda: WRONG.param_pack_split(np.ones(4), [0, 4], [(-2, -2)]), ValueError, "negative"),
+        (lambda: WRONG.get_offsets([(2.5,)]), TypeError, "shapes must be"),
+        (lambda: WRONG.get_offsets([(-1,)]), ValueError, "negative"),
+        (lambda: WRONG.get_offsets(None), TypeError, "shapes must be"),
+        (lambda: WRONG.TensorFuture().get(-1), ValueError, "timeout"),
+        (lambda: WRONG.TensorFuture().set(1, "x"), TypeError, "timeout"),
         (lambda: WRONG.get_device_count_by_fork("tpu"), ValueError, "tpu"),
         (lambda: WRONG.get_device_count_by_fork(None), TypeError, "device_type"),
     ],
@@ -118,6 +131,16 @@ def test_setting_a_future_waits_until_it_is_got() -> None:
         helper.TensorFuture().set(5, timeout=0.01)
 
 
+def test_a_future_waits_no_longer_than_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not a time is given."""
+    monkeypatch.setenv("AIODIST_TIMEOUT", "0.1")
+    for timeout in ((), (None,)):
+        with pytest.raises(TimeoutError, match=r"within 0\.1 s"):
+            helper.TensorFuture().get(*timeout)
+        with pytest.raises(TimeoutError, match=r"within 0\.1 s"):
+            helper.TensorFuture().set(5, *timeout)
+
+
 async def _gradients(world: aiodist.Group, named: bool) -> None:
     """Three steps; gradients come in other orders on other ranks where they are named. A later step may leave some out."""
     callback = dist.make_allreduce_cb("mean")
@@ -143,6 +166,60 @@ async def _gradients(world: aiodist.Group, named: bool) -> None:
 def test_gradients_are_reduced(pools: Pools, size: int, named: bool) -> None:
     """By name and by identity, and what was got stays as it was."""
     pools.get(size).run(_gradients, named)
+
+
+class _NoArray:
+    def __array__(self, *given: Any, **named: Any) -> np.ndarray:
+        raise RuntimeError("this can not be made an array")
+
+
+async def _unused(world: aiodist.Group) -> list[np.ndarray]:
+    """One step of descent after another on `a` and `b`, of which rank 1 does not use `b` in the second, and nobody in the third."""
+    a, b = np.zeros(1), np.zeros(1)
+    callback = dist.make_allreduce_cb("mean")
+    dues = [(2.0, 1.0), (2.0, 2.0), (2.0, 0.0)]
+    for step, due in enumerate(dues):
+        callback(a, np.array([3.0 if world.rank else 1.0]))
+        if step == 0 or (step == 1 and world.rank == 0):
+            callback(b, np.array([4.0 if step else 1.0]))
+        reduced = callback.flush()
+        assert [param is own for (param, _), own in zip(reduced, (a, b), strict=True)] == [True, True]
+        for (param, gradient), value in zip(reduced, due, strict=True):
+            assert_same(gradient, np.full(1, value))
+            param -= gradient
+    assert callback.flush() == []
+    return [a, b]
+
+
+def test_parameters_that_some_ranks_do_not_use(pools: Pools) -> None:
+    """Are changed alike on all."""
+    first, second = pools.get(2).run(_unused)
+    for mine, theirs in zip(first, second, strict=True):
+        assert_same(mine, theirs)
+
+
+async def _not_there_at_first(world: aiodist.Group) -> None:
+    weight, other = np.zeros(1), np.zeros(1)
+    callback = dist.make_allreduce_cb("mean")
+    bad: Any = _NoArray()
+    with pytest.raises(RuntimeError if world.rank else PeerRefusedError, match="can not be made"):
+        callback(other if world.rank else weight, bad if world.rank else np.ones(1)).get()
+    for _ in range(2):  # what rank 1 gave at first does not count
+        futures = [callback(param, np.ones(1)) for param in (weight, other)]
+        assert_same(futures[0].get(), np.ones(1))
+    with pytest.raises(ValueError, match="change parameters in place, or give names"):
+        callback(weight - 0.1, np.ones(1))
+    with pytest.raises(MismatchError, match=r"rank 0: all_reduce.*test_sync_helper\.py"):
+        if world.rank == 0:
+            callback(weight, np.ones(1))
+            callback.flush()
+        else:  # has no step, and goes on
+            dist.group_barrier()
+
+
+def test_what_is_not_a_parameter_or_not_a_gradient(pools: Pools) -> None:
+    """All ranks hear of it, with the place in the source."""
+    pools.get(2).run(_not_there_at_first, fresh=True)
 
 
 async def _wrong_gradients(world: aiodist.Group) -> None:
@@ -179,6 +256,18 @@ def test_ranks_with_different_parameters(pools: Pools) -> None:
 
 
 async def _lists(world: aiodist.Group) -> None:
+    dist.bcast_list_([])
+    grid = np.arange(24).reshape(4, 6) + 100 * world.rank
+    parts = [grid[::2, 1::2], grid[1::2, ::-2].T, np.array(world.rank)]
+    dist.bcast_list_(part for part in parts)
+    assert_same(parts[0], np.arange(24).reshape(4, 6)[::2, 1::2])
+    assert_same(parts[1], np.arange(24).reshape(4, 6)[1::2, ::-2].T)
+    assert_same(parts[2], np.array(0))
+    assert_same(grid[:, ::2][::2], np.arange(24).reshape(4, 6)[::2, ::2] + 100 * world.rank)
+    wrong: list[Any] = [5, ["a"], [[1.0]], [np.broadcast_to(1.0, 1)]]
+    for inps in wrong:
+        with pytest.raises((TypeError, ValueError) if world.rank else PeerRefusedError):
+            dist.bcast_list_(inps if world.rank else [np.ones(1)])
     xs = [np.full(3, world.rank), np.full((2, 2), world.rank + 0.5)]
     first = xs[0]
     dist.bcast_list_(xs)

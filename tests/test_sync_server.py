@@ -16,6 +16,7 @@ import xmlrpc.client
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+from xmlrpc.server import SimpleXMLRPCRequestHandler
 
 import pytest
 from hypothesis import given, settings
@@ -394,18 +395,24 @@ def test_methods_can_be_registered_with_a_threaded_server(server: Server, client
             thread.join()
 
 
-def test_a_threaded_server_asks_for_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+class _OwnHandler(SimpleXMLRPCRequestHandler):
+    rpc_paths = ("/RPC2",)
+
+
+@pytest.mark.parametrize("handler", [SimpleXMLRPCRequestHandler, _OwnHandler])
+def test_a_threaded_server_asks_for_the_token(monkeypatch: pytest.MonkeyPatch, handler: type[SimpleXMLRPCRequestHandler]) -> None:
     """Where AIODIST_TOKEN is set; without it it stays on the loopback interface."""
     with pytest.raises(ValueError, match="lets other hosts in: set AIODIST_TOKEN"):
         ThreadXMLRPCServer(("0.0.0.0", 0))
     monkeypatch.setenv("AIODIST_TOKEN", "secret")
-    with ThreadXMLRPCServer(("127.0.0.1", 0), logRequests=False) as threaded:
+    with ThreadXMLRPCServer(("127.0.0.1", 0), handler, logRequests=False) as threaded:
         threaded.register_function(lambda: 7, "seven")
         thread = threading.Thread(target=threaded.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         call = xmlrpc.client.dumps((), "seven").encode()
         try:
             assert post(threaded.server_address[1], call).status == 401
+            assert post(threaded.server_address[1], call, Authorization="Bearer secret", Content_Length=str(1 << 40)).status == 413
             assert post(threaded.server_address[1], call, Authorization="Bearer secret").status == 200
         finally:
             threaded.shutdown()
@@ -426,6 +433,12 @@ def test_the_module_serves_by_itself() -> None:
             assert (process.returncode, errors) == (0, "")
         finally:
             process.kill()
+
+
+def test_an_address_in_brackets_is_the_one_within() -> None:
+    """As in URLs."""
+    with Server(host="[::1]") as server:
+        assert Client("[::1]", server.py_server_port).connect() and Client("::1", server.py_server_port).connect()
 
 
 def test_wrong_arguments_are_refused() -> None:

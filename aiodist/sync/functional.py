@@ -7,6 +7,7 @@ have computed: ``""`` or ``"cpu…"``.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -129,7 +130,7 @@ def remote_recv(src_rank: int, shape: Sequence[int], dtype: Any, device: str | N
     """
     if device:
         _check_device(device)
-    expected = (tuple(shape), np.dtype(dtype))
+    expected = _expected(shape, dtype)
     kind = None if inp is None else kind_of(inp)
     world = as_async(WORLD)
     got: np.ndarray = world.recv(src_rank).result()
@@ -144,6 +145,20 @@ def remote_recv(src_rank: int, shape: Sequence[int], dtype: Any, device: str | N
             ranks=(src_rank,),
         )
     return got if kind is None else kind.wrap(got)
+
+
+def _expected(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Read what a receiver expects before it takes a message, which is lost to it afterwards."""
+    try:
+        extents = tuple(map(operator.index, shape))
+    except TypeError:
+        raise TypeError(f"shape must be a sequence of whole numbers, not {str(shape)[:100]}") from None
+    if any(extent < 0 for extent in extents):
+        raise ValueError(f"shape must have no negative extent: {extents}")
+    element = None if dtype is None else np.dtype(dtype)  # numpy takes None for float64
+    if element is None or element.hasobject:
+        raise TypeError(f"dtype must be the type of numbers or other plain elements, not {element}")
+    return extents, element.newbyteorder("=")
 
 
 def _async(group: AnyGroup, device: str, collective: str) -> AsyncGroup:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.config import DEFAULT_TIMEOUT
+from aiodist.config import DEFAULT_TIMEOUT, Settings
 from aiodist.errors import NotReadyError
+from aiodist.ops.checks import check_timeout
 
 __all__ = ["TensorFuture"]
 
@@ -27,30 +28,37 @@ class TensorFuture:
         self._value: Any = None
         self._error: BaseException | None = None
 
-    def set(self, value: Any, timeout: float = DEFAULT_TIMEOUT) -> None:
+    def set(self, value: Any, timeout: float | None = None) -> None:
         """Give the value.
 
         Args:
             value: An array.
-            timeout: Seconds to wait, with `ack`, until somebody has got it.
+            timeout: Seconds to wait, with `ack`, until somebody has got it; None for AIODIST_TIMEOUT (300 unless set).
 
         Raises:
+            TypeError, ValueError: `timeout` is no finite positive number; the value was not taken.
             RuntimeError: it was given before.
             TimeoutError: nobody got it in time; it is there all the same.
         """
+        seconds = _seconds(timeout)
         self._settle(value, None)
-        if self._taken is not None and not self._taken.wait(timeout):
-            raise TimeoutError(f"nobody got the value within {timeout:g} s")
+        if self._taken is not None and not self._taken.wait(seconds):
+            raise TimeoutError(f"nobody got the value within {seconds:g} s")
 
-    def get(self, timeout: float = DEFAULT_TIMEOUT) -> Any:
+    def get(self, timeout: float | None = None) -> Any:
         """Wait for the value and return it.
 
+        Args:
+            timeout: Seconds to wait; None for AIODIST_TIMEOUT (300 unless set).
+
         Raises:
-            TimeoutError: it did not come within `timeout` seconds.
+            TypeError, ValueError: `timeout` is no finite positive number.
+            TimeoutError: the value did not come in time.
             BaseException: what failed in its place.
         """
-        if not self._ready.wait(timeout):
-            raise TimeoutError(f"the value was not set within {timeout:g} s")
+        seconds = _seconds(timeout)
+        if not self._ready.wait(seconds):
+            raise TimeoutError(f"the value was not set within {seconds:g} s")
         if self._taken is not None:
             self._taken.set()
         if self._error is not None:
@@ -86,3 +94,8 @@ class TensorFuture:
         if self._error is not None:
             raise self._error
         return self._value
+
+
+def _seconds(timeout: float | None) -> float:
+    seconds = check_timeout(timeout) or Settings.from_env().timeout or DEFAULT_TIMEOUT
+    return min(seconds, threading.TIMEOUT_MAX)

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from aiodist import buckets
-from aiodist.config import DEFAULT_TIMEOUT
+from aiodist.ops.checks import reason_of
 from aiodist.sync.futures import TensorFuture
-from aiodist.sync.group import WORLD, AnyGroup, as_async
+from aiodist.sync.group import WORLD, AnyGroup, as_async, check_group
 from aiodist.sync.session import run
 
 __all__ = ["AllreduceCallback"]
@@ -29,9 +29,10 @@ class AllreduceCallback:
             gradients = {name: future.get() for name, future in futures.items()}
 
     The first step tells which parameters there are, and so is reduced at its end; from then on a bucket starts as soon as it is full. In
-    later steps a parameter may be left out, on some ranks or all: it counts as zeros. Parameters that are not given by name are told apart
-    by identity and matched by the order of their first gradients, which then is the same on all ranks. Until a step is flushed make no
-    other calls on the group. What goes wrong raises as in `aiodist.AllreduceCallback`.
+    later steps a parameter may be left out, on some ranks or all: it counts as zeros, and ranks that left it out find its gradient in what
+    `flush` returns. A rank without any gradient in a step gives zeros for one. Parameters that are not given by name are told apart by
+    identity, so they are changed in place, and are matched by the order of their first gradients, which then is the same on all ranks.
+    Until a step is flushed make no other calls on the group. What goes wrong raises as in `aiodist.AllreduceCallback`.
 
     Args:
         reduce_method: ``"sum"`` or ``"mean"``; a mean of integers is float64.
@@ -46,11 +47,12 @@ class AllreduceCallback:
             raise TypeError(f"reduce_method must be a string, not {type(reduce_method).__name__}")
         if reduce_method.lower() not in _METHODS:
             raise ValueError(f"reduce_method must be 'sum' or 'mean', not {reduce_method!r}")
+        check_group(group)
         self._method = reduce_method.lower()
         self._group = group
         self._lock = threading.RLock()
         self._inner: buckets.AllreduceCallback | None = None
-        self._params: list[Any] = []  # kept, so that no other object gets the identity of one
+        self._params: dict[str, Any] = {}  # by name; kept, so that no other object gets the identity of one
         self._names: dict[int | str, str] = {}
         self._first: dict[str, np.ndarray] = {}
         self._futures: dict[str, TensorFuture] = {}
@@ -78,32 +80,39 @@ class AllreduceCallback:
                     raise ValueError(f"the gradient of {name!r} was given twice in one step")
                 else:
                     self._first[name] = np.array(grad)
-            except (TypeError, ValueError) as error:
+            except Exception as error:  # what makes an array of a gradient may raise anything
                 self._abandon(error)
                 raise
             self._futures[name] = future = _Reduced(self)
             return future
 
-    def flush(self) -> None:
+    def flush(self) -> list[tuple[Any, np.ndarray]]:
         """End the step: block until all gradients are reduced. Without a step do nothing.
+
+        Returns:
+            Every parameter of the first step with its reduced gradient, also where it was left out here, in the same order on all ranks;
+            nothing without a step.
 
         Raises:
             AiodistError: a peer failed, refused the step or gave other parameters; the futures of the step raise the same.
         """
         with self._lock:
             if not self._futures:
-                return
+                return []
             try:
                 reduced = self._reduce()
             except BaseException as error:
                 self._fail(error)
                 raise
             futures, self._futures = self._futures, {}
+            kept = {name: gradient.copy() for name, gradient in reduced.items()}  # the next step writes into the buckets
             for name, future in futures.items():
-                future._settle(reduced[name].copy(), None)  # the next step writes into the buckets
+                future._settle(kept[name], None)
+            return [(self._params[name], gradient) for name, gradient in kept.items()]
 
     def _reduce(self) -> dict[str, np.ndarray]:
         if self._inner is not None:
+            self._inner._complete("zero")  # in this thread, so that errors tell its place in the source
             return run(self._inner.wait(missing="zero"))
         first, self._first = self._first, {}
         if all(isinstance(key, str) for key in self._names):
@@ -121,13 +130,15 @@ class AllreduceCallback:
         if self._inner is not None:
             self._inner.reset()
         else:
-            self._first.clear()
-            as_async(self._group)._backend.refuse("all_gather", f"AllreduceCallback: {type(error).__name__}: {error}")
+            as_async(self._group)._backend.refuse("all_gather", f"AllreduceCallback: {reason_of(error)}")
 
     def _fail(self, error: BaseException) -> None:
         futures, self._futures = self._futures, {}
         for future in futures.values():
             future._settle(None, error)
+        if self._inner is None:  # the next step is the first one
+            for known in (self._first, self._names, self._params):
+                known.clear()
 
     def _name(self, param: Any) -> str:
         key = param if isinstance(param, str) else id(param)
@@ -135,8 +146,9 @@ class AllreduceCallback:
         if name is None:
             name = param if isinstance(param, str) else f"parameter {len(self._names)}"
             if self._inner is None:
-                self._names[key] = name
-                self._params.append(param)
+                self._names[key], self._params[name] = name, param
+            elif not isinstance(param, str):
+                name = "an object without a gradient in the first step (give all before get(), change parameters in place, or give names)"
         return name
 
 
@@ -147,7 +159,7 @@ class _Reduced(TensorFuture):
         super().__init__(ack=False)
         self._owner = owner
 
-    def get(self, timeout: float = DEFAULT_TIMEOUT) -> Any:
+    def get(self, timeout: float | None = None) -> Any:
         """Flush the step if that was not done, and return the reduced gradient."""
         if not self._ready.is_set():
             self._owner.flush()

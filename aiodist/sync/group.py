@@ -11,7 +11,7 @@ from aiodist.errors import NotInitializedError
 from aiodist.group import Group as AsyncGroup
 from aiodist.naming import check_ranks
 from aiodist.pending import PendingGroup
-from aiodist.sync.session import Session, check_arguments, device_kind
+from aiodist.sync.session import Session, check_arguments, check_device
 
 if TYPE_CHECKING:
     from aiodist.sync.server import Client
@@ -22,6 +22,7 @@ __all__ = [
     "Group",
     "StaticData",
     "as_async",
+    "check_group",
     "destroy_process_group",
     "get_backend",
     "get_client",
@@ -67,9 +68,8 @@ class StaticData:
 class _Current:
     """The world that `data` tells of."""
 
-    def __init__(self, world: AsyncGroup, kind: str = "cpu", session: Session | None = None) -> None:
+    def __init__(self, world: AsyncGroup, session: Session | None = None) -> None:
         self.world = weakref.ref(world)
-        self.kind = kind
         self.session = session
         self.data = StaticData()
         self.data.world_size, self.data.proc_rank = world.size, world.rank
@@ -192,10 +192,9 @@ class Group:
 
     @property
     def comp_node(self) -> str:
-        """Device and stream, such as ``"cpu0:1"`` or ``"gpu0:1"``."""
+        """Device and stream, such as ``"cpu0:1"``."""
         self._members()
-        current = _now()
-        return f"{current.kind}{current.data.device}:{self.stream}"
+        return f"cpu{_now().data.device}:{self.stream}"
 
     def _members(self) -> list[int]:
         ranks = self.proc_ranks
@@ -239,8 +238,8 @@ class _World(Group):
 WORLD: Final[Group] = _World([])
 """All ranks in their order. It exists at import and is filled when `init_process_group`, or `aiodist.init`, opens a world."""
 
-AnyGroup: TypeAlias = Group | AsyncGroup
-"""What blocking calls take: a group of blocking code, or one of async code."""
+AnyGroup: TypeAlias = Group | AsyncGroup | registry.World
+"""What blocking calls take: a group of blocking code, or one of async code, `aiodist.WORLD` included."""
 
 
 def as_async(group: AnyGroup) -> AsyncGroup:
@@ -254,12 +253,23 @@ def as_async(group: AnyGroup) -> AsyncGroup:
         return group.async_group
     if isinstance(group, AsyncGroup):
         return group
-    hint = ": this rank is no member" if group is None else ""
-    raise TypeError(f"group must be a Group of aiodist.sync or of aiodist, not {type(group).__name__}{hint}")
+    check_group(group)
+    return _world()
+
+
+def check_group(group: AnyGroup) -> None:
+    """Refuse what is no group, which `new_group` gives to a rank that is no member.
+
+    Raises:
+        TypeError: it is neither a group of blocking code nor one of async code.
+    """
+    if not isinstance(group, Group | AsyncGroup) and group is not registry.WORLD:
+        hint = ": this rank is no member" if group is None else ""
+        raise TypeError(f"group must be a Group of aiodist.sync or of aiodist, not {type(group).__name__}{hint}")
 
 
 def init_process_group(
-    master_ip: str, port: int, world_size: int, rank: int, device: int, backend: str = "auto", *, device_type: str = "auto"
+    master_ip: str, port: int, world_size: int, rank: int, device: int, backend: str = "nccl", *, device_type: str = "auto"
 ) -> None:
     """Open the world, and block until all its ranks are here.
 
@@ -272,8 +282,8 @@ def init_process_group(
         world_size: Number of ranks; 1 works.
         rank: This rank.
         device: Number of the device of this rank.
-        backend: ``auto`` or ``shm``; ``nccl`` and ``ucx`` where they are built.
-        device_type: ``gpu``, ``cpu`` or ``auto``.
+        backend: ``auto`` or ``shm``. ``nccl``, the default as in the original, and ``ucx`` are not built yet: they are refused.
+        device_type: ``cpu`` or ``auto``; ``gpu`` is not built yet either.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -284,9 +294,13 @@ def init_process_group(
     """
     global _current
     check_arguments(master_ip, port, world_size, rank, device, backend)
-    kind = device_kind(device_type, backend)
-    session = Session(master_ip, port, world_size, rank, "cpu" if kind == "cpu" else f"cuda:{device}", backend)
-    current = _Current(session.world, kind, session)
+    if is_distributed():
+        way = "by its aclose()" if _now().session is None else "by destroy_process_group()"
+        raise RuntimeError(f"a world is open in this process already: close it first, {way}")
+    check_device(device_type, backend)
+    master_ip = master_ip.strip("[]")
+    session = Session(master_ip, port, world_size, rank, backend)
+    current = _Current(session.world, session)
     data = current.data
     data.server, data.master_ip, data.py_server_port, data.mm_server_port = session.server, master_ip, port, port
     data.device, data.backend = device, backend
@@ -297,7 +311,7 @@ def destroy_process_group(error: BaseException | None = None) -> None:
     """Leave the world that `init_process_group` opened, after the calls in flight; another one may be opened then.
 
     Blocks for at most some 15 s. Where rank 0 serves the rendezvous, its process does so until it ends, and then waits for the others to
-    leave, 10 s at most.
+    leave: 10 s at most, or 2 s where an exception ends it.
 
     Args:
         error: Why this rank leaves early: calls in flight are given up, and the others hear its text.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
 import numpy as np
 
-from aiodist.ops.checks import reason_of
+from aiodist.ops.checks import reason_of, refusing
 from aiodist.sync.devices import get_device_count_by_fork
 from aiodist.sync.futures import TensorFuture
 from aiodist.sync.gradients import AllreduceCallback
@@ -47,26 +48,32 @@ def apply(op: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
     return tuple(results) if isinstance(results, tuple | list) else (results,)
 
 
-def bcast_list_(inps: Sequence[Any], group: AnyGroup = WORLD) -> None:
+def bcast_list_(inps: Iterable[Any], group: AnyGroup = WORLD) -> None:
     """Fill the arrays of every rank, in place, with those of the group's rank 0; blocks until that is done here.
 
     Args:
-        inps: Writable arrays; their number, shapes and dtypes are the same on every rank.
+        inps: Writable arrays, such as a model's parameters; their number, shapes and dtypes are the same on every rank.
         group: The group.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the peers get `PeerRefusedError`.
     """
-    arrays = list(inps)
-    as_async(group).broadcast_many(arrays, out=arrays).result()
+    group = as_async(group)
+    with refusing(group._backend, "broadcast"):
+        arrays = list(inps)
+    group.broadcast_many(arrays, out=arrays).result()
 
 
 def get_offsets(shapes: Sequence[Sequence[int]]) -> list[int]:
-    """Return where arrays of these shapes lie when packed behind each other: ``[begin0, end0, begin1, end1, …]``, in elements."""
+    """Return where arrays of these shapes lie when packed behind each other: ``[begin0, end0, begin1, end1, …]``, in elements.
+
+    Raises:
+        TypeError, ValueError: these are no shapes.
+    """
     offsets = [0]
-    for shape in shapes:
+    for shape in _shapes(shapes):
         begin = offsets[-1]
-        offsets += [begin, begin + math.prod(int(extent) for extent in shape)]
+        offsets += [begin, begin + math.prod(shape)]
     return offsets[1:]
 
 
@@ -82,13 +89,17 @@ def param_pack_concat(inps: Sequence[Any], offsets: Any, offsets_val: Sequence[i
         A new array of one dimension, as long as the last offset says.
 
     Raises:
-        TypeError: the dtypes differ.
+        TypeError: the dtypes differ, or an argument is of another kind.
         ValueError: there are no arrays, or the offsets do not fit them.
     """
+    if not isinstance(inps, Iterable):
+        raise TypeError(f"inps must be a sequence of arrays, not {type(inps).__name__}")
     arrays = [np.asarray(inp) for inp in inps]
     if not arrays:
         raise ValueError("inps is empty")
     dtypes = list(dict.fromkeys(array.dtype for array in arrays))
+    if any(dtype.hasobject for dtype in dtypes):
+        raise TypeError("inps must hold numbers, not Python objects")
     if len(dtypes) > 1:
         raise TypeError(f"inps must have one dtype, not {dtypes[0]} and {dtypes[1]}")
     spans = _spans(offsets_val, [array.shape for array in arrays], "offsets_val")
@@ -112,17 +123,31 @@ def param_pack_split(inp: Any, offsets: Sequence[int], shapes: Sequence[Sequence
         The arrays: views of `inp` where it is contiguous.
 
     Raises:
+        TypeError: offsets or shapes are no whole numbers.
         ValueError: offsets, shapes and `inp` do not fit each other.
     """
-    flat = np.asarray(inp).reshape(-1)
-    spans = _spans(offsets, shapes, "offsets")
+    flat, extents = np.asarray(inp).reshape(-1), _shapes(shapes)
+    spans = _spans(offsets, extents, "offsets")
     if spans and spans[-1][1] > flat.size:
         raise ValueError(f"offsets end at {spans[-1][1]}, inp has {flat.size} elements")
-    return [flat[begin:end].reshape(tuple(shape)) for (begin, end), shape in zip(spans, shapes, strict=True)]
+    return [flat[begin:end].reshape(shape) for (begin, end), shape in zip(spans, extents, strict=True)]
 
 
-def _spans(offsets: Sequence[int], shapes: Sequence[Sequence[int]], name: str) -> list[tuple[int, int]]:
-    values = [int(offset) for offset in offsets]
+def _shapes(shapes: Iterable[Iterable[int]]) -> list[tuple[int, ...]]:
+    try:
+        checked = [tuple(map(operator.index, shape)) for shape in shapes]
+    except TypeError:
+        raise TypeError(f"shapes must be a sequence of shapes, which are sequences of whole numbers, not {str(shapes)[:100]}") from None
+    if any(extent < 0 for shape in checked for extent in shape):
+        raise ValueError(f"shapes must have no negative extent: {str(checked)[:100]}")
+    return checked
+
+
+def _spans(offsets: Iterable[int], shapes: Sequence[tuple[int, ...]], name: str) -> list[tuple[int, int]]:
+    try:
+        values = [operator.index(offset) for offset in offsets]
+    except TypeError:
+        raise TypeError(f"{name} must be a sequence of whole numbers, not {str(offsets)[:100]}") from None
     if len(values) != 2 * len(shapes):
         raise ValueError(f"{name} must have {2 * len(shapes)} numbers for {len(shapes)} arrays, not {len(values)}")
     if any(value < 0 for value in values) or values != sorted(values):
@@ -130,7 +155,7 @@ def _spans(offsets: Sequence[int], shapes: Sequence[Sequence[int]], name: str) -
     spans = list(zip(values[::2], values[1::2], strict=True))
     for (begin, end), shape in zip(spans, shapes, strict=True):
         if end - begin != math.prod(shape):
-            raise ValueError(f"{name} leave {end - begin} elements for an array of shape {tuple(shape)}")
+            raise ValueError(f"{name} leave {end - begin} elements for an array of shape {shape}")
     return spans
 
 
@@ -151,15 +176,13 @@ def pack_allreduce_split(
     Raises:
         TypeError, ValueError: an argument is wrong; the peers get `PeerRefusedError`.
     """
-    try:
+    group = as_async(group)
+    with refusing(group._backend, "all_reduce"):
         if reduce_method not in ("sum", "mean"):
             raise ValueError(f"reduce_method must be 'sum' or 'mean', not {reduce_method!r}")
         offsets = get_offsets(shapes)
         packed = param_pack_concat(pack_list, None, offsets)
-    except (TypeError, ValueError) as error:
-        as_async(group)._backend.refuse("all_reduce", reason_of(error))
-        raise
-    return param_pack_split(as_async(group).all_reduce(packed, reduce_method).result(), offsets, shapes)
+    return param_pack_split(group.all_reduce(packed, reduce_method).result(), offsets, shapes)
 
 
 def synchronized(func: Callable[_P, _R]) -> Callable[_P, _R]:

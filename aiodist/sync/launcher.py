@@ -111,8 +111,10 @@ class Launcher:
         self.n_gpus = _whole("n_gpus", _device_count(device_type) if n_gpus is None else n_gpus, 1)
         self.rank_start = _whole("rank_start", rank_start, 0)
         self.world_size = _whole("world_size", self.n_gpus if world_size is None else world_size, 1)
-        self.master_ip = master_ip
+        self.master_ip = master_ip.strip("[]")
         self.port = _whole("port", port, 0)
+        if self.port > 65535:
+            raise ValueError(f"port must be at most 65535, not {port}")
         self.device_type = device_type
         self.backend = backend
         if self.rank_start + self.n_gpus > self.world_size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import marshal
 import operator
@@ -13,7 +14,7 @@ import time
 import traceback
 from collections import ChainMap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, ClassVar, Self, TypeVar
@@ -79,7 +80,11 @@ class Call:
         """
         place = _place(func)
         wrapped = place is not None and _find(*place) is not func
-        return cls(list(sys.argv), place, wrapped, _dumps((None if place else func, args, kwargs), "the function or an argument"))
+        try:
+            content = _dumps((None if place else func, args, kwargs), "the function or an argument")
+        except TypeError as error:
+            raise TypeError(f"{error}{_culprit(func, args, kwargs)}") from error
+        return cls(list(sys.argv), place, wrapped, content)
 
     def load(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Unpack it, in the process that is to make it."""
@@ -151,6 +156,21 @@ def _dumps(value: object, what: str) -> bytes:
         return buffer.getvalue()
     except Exception as error:  # what is inside decides what pickling it may raise
         raise TypeError(f"{what} can not be pickled: {error}") from error
+
+
+def _culprit(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Say which of the things that travel can not be pickled by itself."""
+    parts = {f"argument {place!r}": value for place, value in (*enumerate(args), *kwargs.items())}
+    with suppress(TypeError, ValueError):  # no function of Python, or one that uses what is not there yet
+        used = inspect.getclosurevars(func)
+        names = (*used.globals.items(), *used.nonlocals.items())
+        parts |= {f"{name!r}, which the function uses": value for name, value in names}
+    for what, value in parts.items():
+        try:
+            _dumps(value, what)
+        except TypeError:
+            return f" (in {what})"
+    return ""
 
 
 def _place(func: Callable[..., Any]) -> tuple[str, str] | None:

@@ -61,7 +61,7 @@ class Server:
         from aiodist.rendezvous.server import RendezvousServer
 
         _check_port(port, 0)
-        self._server = RendezvousServer(host, port, token=Settings.from_env().token if token is None else token)
+        self._server = RendezvousServer(host.strip("[]"), port, token=Settings.from_env().token if token is None else token)
         self._control = ControlThread()
         self._end = weakref.finalize(self, self._control.close)
         try:
@@ -120,7 +120,7 @@ class Methods:
     def _reach(self, host: str, port: int, token: str | None) -> None:
         _check_port(port, 1)
         settings = Settings.from_env()
-        self._address = str(parse_address(str(Address("http", host, port))))
+        self._address = str(parse_address(str(Address("http", host.strip("[]"), port))))
         self._token = check_token(settings.token if token is None else token)
         self._timeout = settings.timeout or DEFAULT_TIMEOUT
 

@@ -25,13 +25,14 @@ from aiodist.world import init
 if TYPE_CHECKING:  # loaded where this process serves
     from aiodist.rendezvous.server import RendezvousServer
 
-__all__ = ["Session", "check_arguments", "device_kind", "run"]
+__all__ = ["Session", "check_arguments", "check_device", "run"]
 
 T = TypeVar("T")
 
 _PROBE_SECONDS: Final = 1.0
-# How long rank 0 keeps serving ranks that have not left, once it is done itself.
+# How long rank 0 keeps serving ranks that have not left, once it is done itself, and where an exception ended it.
 _LINGER_SECONDS: Final = 10.0
+_FAILED_LINGER_SECONDS: Final = 2.0
 
 
 class _Portal:
@@ -67,7 +68,8 @@ class _Portal:
         thread, self._thread = self._thread, None
         if thread is not None and self._pid == os.getpid():
             with contextlib.suppress(Exception):  # the process ends, so nobody could be told
-                thread.submit(_desert(list(self._servers.values()))).result()
+                linger = _LINGER_SECONDS if _fatal_error() is None else _FAILED_LINGER_SECONDS
+                thread.submit(_desert(list(self._servers.values()), linger)).result()
             thread.close()
 
     def _present(self) -> ControlThread:
@@ -100,14 +102,13 @@ class Session:
         port: Its port.
         world_size: Number of ranks.
         rank: This rank.
-        device: As `aiodist.init` takes it.
         backend: As `aiodist.init` takes it.
     """
 
-    def __init__(self, host: str, port: int, world_size: int, rank: int, device: str | None, backend: str) -> None:
-        host, token = host.strip("[]"), Settings.from_env().token
+    def __init__(self, host: str, port: int, world_size: int, rank: int, backend: str) -> None:
+        token = Settings.from_env().token
         address = str(Address("http", host, port))
-        opening = init(rendezvous=address, rank=rank, world_size=world_size, device=device, backend=backend)
+        opening = init(rendezvous=address, rank=rank, world_size=world_size, device="cpu", backend=backend)
         self._pid = os.getpid()
         self.server = _portal.serve(host, port, token) if rank == 0 else None
         self.world: Group = run(_awaited(opening))
@@ -121,9 +122,8 @@ class Session:
 
     def _close_at_exit(self) -> None:
         if self._pid == os.getpid():
-            error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
             with contextlib.suppress(Exception):  # nobody is left who could be told
-                self.close(error)
+                self.close(_fatal_error())
 
 
 def check_arguments(master_ip: Any, port: Any, world_size: Any, rank: Any, device: Any, backend: Any) -> None:
@@ -146,18 +146,19 @@ def check_arguments(master_ip: Any, port: Any, world_size: Any, rank: Any, devic
         raise ValueError(f"device must not be negative, not {device}")
 
 
-def device_kind(device_type: Any, backend: str) -> str:
-    """Return ``cpu`` or ``gpu``; raise ValueError where there is no GPU for what needs one."""
+def check_device(device_type: Any, backend: str) -> None:
+    """Refuse what only GPUs can do, by a ValueError that says what works."""
     if device_type not in ("auto", "cpu", "gpu", "cuda"):
         raise ValueError(f"device_type must be 'auto', 'cpu' or 'gpu', not {device_type!r}")
-    if backend == "nccl" and device_type == "cpu":
-        raise ValueError("backend 'nccl' is for GPUs: with device_type='cpu' use 'auto', 'shm' or 'ucx'")
+    if backend == "ucx":
+        raise ValueError("backend 'ucx' is not built yet: use 'auto' or 'shm'")
     if backend != "nccl" and device_type in ("auto", "cpu"):
-        return "cpu"
-    if get_device_count_by_fork("gpu") == 0:
-        wanted = f"backend {backend!r}" if backend == "nccl" else f"device_type {device_type!r}"
-        raise ValueError(f"{wanted} needs a GPU, and this machine has none that works: use backend='auto', 'shm' or 'ucx' on the CPU")
-    return "gpu"
+        return
+    wanted = f"backend {backend!r}" if backend == "nccl" else f"device_type {device_type!r}"
+    lack = "" if get_device_count_by_fork("gpu") else ", and this machine has no GPU that works"
+    raise ValueError(
+        f"{wanted} needs CUDA, which is not built yet{lack}: for arrays on the CPU use backend='auto' or 'shm' (or 'ucx', once it is built)"
+    )
 
 
 async def _awaited(opening: Any) -> Group:
@@ -192,10 +193,15 @@ async def _serve(host: str, port: int, token: str | None) -> RendezvousServer | 
     return server
 
 
-async def _desert(servers: Sequence[RendezvousServer]) -> None:
+def _fatal_error() -> BaseException | None:
+    """Return the exception that ends this process, if one does; at an interactive prompt none did."""
+    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+
+
+async def _desert(servers: Sequence[RendezvousServer], seconds: float) -> None:
     """Close servers, once their members have left."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_SECONDS):
+        async with asyncio.timeout(seconds):
             for server in servers:
                 await server.deserted()
     for server in servers:

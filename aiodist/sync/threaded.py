@@ -50,8 +50,9 @@ class ThreadXMLRPCServer(ThreadingMixIn, SimpleXMLRPCServer):
     For functions of the caller's own: a function that waits holds its thread, so let it have a deadline, as those of
     `aiodist.sync.server.Methods` have. The ranks themselves use `aiodist.sync.server.Server`, where nothing that waits holds a thread.
 
-    It reads bodies of 4 MiB at most and no document type declarations. Where AIODIST_TOKEN is set, callers have to give it as a bearer
-    token; without it only an address of the loopback interface can be bound. Other arguments are those of `SimpleXMLRPCServer`.
+    Whatever `requestHandler` is, it reads bodies of 4 MiB at most and no document type declarations, and where AIODIST_TOKEN is set,
+    callers have to give it as a bearer token; without it only an address of the loopback interface can be bound. Other arguments are
+    those of `SimpleXMLRPCServer`.
 
     Raises:
         ValueError: the address can be reached from outside and AIODIST_TOKEN is not set.
@@ -71,6 +72,8 @@ class ThreadXMLRPCServer(ThreadingMixIn, SimpleXMLRPCServer):
         use_builtin_types: bool = False,
     ) -> None:
         self.token = Settings.from_env().token
+        if not issubclass(requestHandler, _Handler):  # the original's default is such a one
+            requestHandler = type(requestHandler.__name__, (_Handler, requestHandler), {})
         super().__init__(addr, requestHandler, logRequests, allow_none, encoding, bind_and_activate, use_builtin_types)
 
     def server_bind(self) -> None:
