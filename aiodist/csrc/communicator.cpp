@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "collectives/operation.hpp"
-#include "collectives/rows.hpp"
 #include "messages/messages.hpp"
 #include "shm/memory.hpp"
 
