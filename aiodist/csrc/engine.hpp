@@ -131,6 +131,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     bool serve(bool& busy);
     void sleep(bool busy, TimePoint last_pending);
     bool anything_pending() const;
+    bool has_left();
     void hush() noexcept;
     unsigned pauses() const noexcept;
     std::vector<std::shared_ptr<Communicator>> communicators() const;
@@ -142,12 +143,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
     Fd wakes_;                                       // epoll of wake_ and alarm_
     std::shared_ptr<const Fd> deaths_;               // epoll of the peers' pidfds
     std::mutex rest_mutex_;                          // one rest() at a time
-    mutable std::mutex mutex_;                       // processes_, communicators_, sites_, thread_
+    mutable std::mutex mutex_;                       // processes_, communicators_, graveyard_, sites_, thread_, ended_
     std::vector<std::weak_ptr<Process>> processes_;  // alive while a communicator reads them
     std::vector<std::shared_ptr<Communicator>> communicators_;
     std::vector<std::shared_ptr<Communicator>> graveyard_;  // closed, block still readable by a peer
     std::unordered_map<std::string, std::uint32_t> sites_;
     std::thread thread_;
+    bool ended_ = false;                // the thread did, by itself
+    std::atomic<bool> leaving_{false};  // it does once its peers have left
     std::atomic<bool> stopping_{false};
     std::atomic<bool> asleep_{false};  // the thread sleeps or is about to: wake() must ring
     std::atomic<std::int64_t> next_look_{

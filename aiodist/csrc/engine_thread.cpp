@@ -30,6 +30,10 @@ constexpr long kSoonNs = 1'000'000;
 
 void Engine::ensure_thread() {
     const std::lock_guard lock(mutex_);
+    if (ended_) {
+        thread_.join();  // it takes no lock any more
+        ended_ = false;
+    }
     if (thread_.joinable() || stopping_.load(std::memory_order_relaxed)) {
         return;
     }
@@ -78,6 +82,7 @@ void Engine::join() {
         const std::lock_guard lock(mutex_);
         stopping_.store(true, std::memory_order_seq_cst);  // read by the thread after the ring below
         thread.swap(thread_);
+        ended_ = false;
     }
     if (thread.joinable()) {
         wake_.ring();
@@ -87,12 +92,19 @@ void Engine::join() {
 
 void Engine::rest() {
     const std::lock_guard resting(rest_mutex_);
+    bool unread = false;
     {
         const std::lock_guard lock(mutex_);
         std::erase_if(graveyard_, [](const auto& one) { return one->try_free(); });
         if (!communicators_.empty()) {
             return;
         }
+        unread = !graveyard_.empty();
+        leaving_.store(unread, std::memory_order_seq_cst);  // before the load of asleep_ in wake()
+    }
+    if (unread) {  // a peer has yet to leave: the thread sees to the rest, and ends by itself
+        wake();
+        return;
     }
     join();
     bool needed = false;
@@ -161,10 +173,23 @@ void Engine::run() noexcept {
         if (rested || busy) {
             last_pending = anything_pending() ? now : last_pending;
         }
+        if (leaving_.load(std::memory_order_relaxed) && has_left()) {
+            break;
+        }
     }
     arena_->header().life.store(0, std::memory_order_release);  // no owner, so no death
     robust_list_head none{{&none.list}, 0, nullptr};
     (void)::syscall(SYS_set_robust_list, &none, sizeof none);
+}
+
+/// True, once, when the last block that a peer could read is freed and no communicator is open.
+bool Engine::has_left() {
+    const std::lock_guard lock(mutex_);
+    ended_ = communicators_.empty() && graveyard_.empty() && !stopping_.load(std::memory_order_relaxed);
+    if (ended_ || !communicators_.empty()) {
+        leaving_.store(false, std::memory_order_relaxed);
+    }
+    return ended_;
 }
 
 bool Engine::serve(bool& busy) {
@@ -185,7 +210,7 @@ void Engine::sleep(bool busy, TimePoint last_pending) {
     asleep_.store(true, std::memory_order_seq_cst);
     bool linger = busy || now - last_pending < kLinger;
     next_look_.store(linger ? ns(now + kSlice) : kAsleep, std::memory_order_seq_cst);
-    linger = linger || anything_pending();
+    linger = linger || anything_pending() || leaving_.load(std::memory_order_seq_cst);
     bool work = false;
     if (!busy) {
         if (!serve(work) && !work) {
