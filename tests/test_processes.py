@@ -291,7 +291,9 @@ def test_a_goodbye_ends_the_wait_of_the_others(server: ServerThread) -> None:
         assert "rank 1" in text
 
 
-@pytest.mark.parametrize(("name", "size"), [("worlds_in_a_loop", 1), ("worlds_dropped", 1), ("formed_worlds_in_a_loop", 2)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("worlds_in_a_loop", 1), ("worlds_dropped", 1), ("formed_worlds_in_a_loop", 2), ("world_left_late", 2)]
+)
 def test_worlds_leave_nothing_behind(name: str, size: int, server: ServerThread) -> None:
     for ended in run_program(server, name, size):
         assert ended.status == 0, ended.errors

@@ -317,5 +317,21 @@ def formed_worlds_in_a_loop() -> None:
     _compare_rounds(lambda: asyncio.run(one_round()), 30)
 
 
+def world_left_late() -> None:
+    """The last world of a rank that leaves it a second before the others."""
+
+    async def one_round(name: str, late: float) -> None:
+        async with aiodist.init(job=f"{os.environ['AIODIST_JOB']}-{name}") as world:
+            await world.all_reduce(np.ones(50_000))
+            await asyncio.sleep(late if world.rank else 0)
+
+    asyncio.run(one_round("together", 0))
+    time.sleep(1)
+    before, memory = _counts(), _memory()
+    asyncio.run(one_round("apart", 1.0))
+    after = _settled(before)
+    print(json.dumps({"before": before, "after": after, "grown": _memory() - memory}))
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
