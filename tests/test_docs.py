@@ -45,25 +45,60 @@ def test_the_readme_links_to_files_that_exist() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+# What the arena of a fresh process has taken: for its header, and for each rank's block, copies and staging. A call takes these two when
+# it gives more than a slot holds, and more than is copied.
+TAKEN = """
+import asyncio, json, os, sys
+import numpy as np
+import aiodist
+from aiodist import _core
+
+def taken():
+    return 512 * os.fstat(_core.fds()[0]).st_blocks
+
+async def main(size, *limits):
+    found = [taken()]
+    async with aiodist.local_world(size) as groups:
+        found.append(taken())
+        for nbytes in limits:
+            for extent in (nbytes, nbytes + 1):
+                await asyncio.gather(*(group.all_gather(np.zeros(extent, np.uint8)) for group in groups))
+                found.append(taken())
+    print(json.dumps(found))
+
+asyncio.run(main(*map(int, sys.argv[1:])))
+"""
+
+
 def measured(size: int) -> dict[str, int]:
-    """Return what a column of the table must say: the tuning, and extents as a fresh process lays them out."""
-    slots, slot_nbytes, segment_nbytes, depth = tuning = _core.default_tuning(size)
-    code = f"import json; from aiodist import _core; print(json.dumps([_core.reserve({tuning}, 1, rank, {size}) for rank in (0, 1)]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
-    header, second = json.loads(done.stdout)
-    block, staging = second - header, size * depth * segment_nbytes
+    """Return what a column of the table must say: the tuning, and what a fresh process with a world of that size takes.
+
+    The largest copied call is the table's own: that one byte more takes staging, and it does not, shows that it is right.
+    """
+    slots, slot_nbytes, segment_nbytes, depth = _core.default_tuning(size)
+    copied = dict(zip(SIZES, row("largest copied call"), strict=True))[size]
+    command = [sys.executable, "-c", TAKEN, *map(str, (size, slot_nbytes, copied))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    header, formed, small, more, most, large = json.loads(done.stdout)
+    assert (small, most) == (formed, more), "what is small takes nothing, and what is copied takes no staging"
+    block, copies, staging = (formed - header) // size, (more - small) // size, (large - most) // size
+    assert staging == size * depth * segment_nbytes
     return {
         "header slots a rank": slots,
         "largest small call (payload of a slot)": slot_nbytes,
+        "largest copied call": copied,
         "segment of a large call": segment_nbytes,
         "segments of a chunk in flight": depth,
         "header of the arena, a process": header,
         "block, a rank and group": block,
+        "copies, a rank and group": copies,
         "staging, a rank and group": staging,
         "a rank, small calls only": header + block,
-        "a rank, with large calls": header + block + staging,
+        "a rank, small and copied calls": header + block + copies,
+        "a rank, calls of all sizes": header + block + copies + staging,
         "all ranks, small calls only": size * (header + block),
-        "all ranks, with large calls": size * (header + block + staging),
+        "all ranks, small and copied calls": size * (header + block + copies),
+        "all ranks, calls of all sizes": size * (header + block + copies + staging),
     }
 
 
