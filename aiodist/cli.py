@@ -23,8 +23,8 @@ def cli() -> None:
 @cli.command(context_settings={"allow_interspersed_args": False})
 @click.option("-n", "--ranks", type=click.IntRange(min=1), required=True, help="Number of ranks to start on this host.")
 @click.option("-m", "--module", is_flag=True, help="TARGET is a module, run as by python -m.")
-@click.option("--job", help="Name of the job; random when not given.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the rendezvous; a free one when not given.")
+@click.option("--job", help="Name of the job.  [default: a random one]")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the rendezvous; 0 takes a free one.", show_default=True)
 @click.option("--page", is_flag=True, help="Print the link to the page that shows the job live.")
 @click.argument("target")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -125,7 +125,7 @@ async def _serve(options: dict[str, Any]) -> int:
     async with RendezvousServer(**options) as server:
         click.echo(server.address)
         if sys.stderr.isatty():
-            click.echo(f"The jobs live: {server.page_link()}", err=True)
+            click.echo(f"Watch the jobs at {server.page_link()}", err=True)
         failed = asyncio.create_task(server.wait())
         await asyncio.wait((ended, failed), return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
@@ -136,9 +136,13 @@ async def _serve(options: dict[str, Any]) -> int:
 @cli.command()
 @click.option("-n", "--ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
 @click.option("--epochs", type=click.IntRange(min=1), default=12, show_default=True, help="Passes over the images.")
-@click.option("--plot", default="aiodist-demo.png", show_default=True, help="Where the picture goes.")
+@click.option("--plot", default="aiodist-demo.png", show_default=True, help="File for the picture.")
 def demo(ranks: int, epochs: int, plot: str) -> NoReturn:
-    """Train a network data-parallel on real data, and compare it with one process."""
+    """Train a network data-parallel, then on one process.
+
+    It learns scikit-learn's handwritten digits, which come with that package. Both trainings are compared, and a picture of loss and
+    timeline is written. Needs scikit-learn and matplotlib: `pip install 'aiodist[demo]'`.
+    """
     from aiodist.demo import main as demo_main
 
     sys.exit(demo_main(ranks=ranks, epochs=epochs, plot=plot))
@@ -152,12 +156,12 @@ def demo(ranks: int, epochs: int, plot: str) -> NoReturn:
     multiple=True,
     default=[2],
     show_default=True,
-    help="Number of ranks; with --tune several times.",
+    help="Number of ranks. With --tune, -n may be given several times.",
 )
-@click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="How often everything is measured.")
+@click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="How many times each call is measured.")
 @click.option("--tune", type=click.Path(dir_okay=False, writable=True), help="Find this machine's tuning and write it to this file.")
 def bench(ranks: tuple[int, ...], rounds: int, tune: str | None) -> None:
-    """Measure this installation on this machine, every result checked.
+    """Measure the collectives, and check every result.
 
     With --tune, tunings are compared in worlds of their own, in turns, and the default is kept unless another is clearly better. Set
     AIODIST_TUNING to the file that is written. Nothing else should run meanwhile.
@@ -195,18 +199,14 @@ def _tune(path: str, ranks: tuple[int, ...], rounds: int) -> None:
 @cli.command()
 def info() -> None:
     """Show the installation and the machine."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, text in _facts():
-        table.add_row(name, text)
-    Console().print(table, markup=False)
+    facts = _facts()
+    width = max(len(name) for name, _ in facts)
+    for name, text in facts:
+        click.echo(f"{name:{width}}  {text}")
 
 
 def _facts() -> list[tuple[str, str]]:
     import platform
-    import shutil
     import socket
 
     cores = len(os.sched_getaffinity(0))
@@ -217,18 +217,11 @@ def _facts() -> list[tuple[str, str]]:
         *((name, _version(name)) for name in ("numpy", "aiohttp", "msgspec", "uvloop")),
         ("host", f"{socket.gethostname()}, {platform.system()} {platform.release()}, {platform.machine()}"),
         ("cores", f"{cores} of {os.cpu_count()} usable"),
-        ("memory", f"{_gib(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))}"),
+        ("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"),
     ]
-    if os.path.isdir("/dev/shm"):
-        usage = shutil.disk_usage("/dev/shm")
-        facts.append(("/dev/shm", f"{_gib(usage.free)} free of {_gib(usage.total)}"))
     names = sorted(name for name in os.environ if name.startswith("AIODIST_"))
     facts += [(name, "(set)" if name == "AIODIST_TOKEN" else os.environ[name]) for name in names]
     return facts
-
-
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.1f} GiB"
 
 
 def _version(name: str) -> str:
@@ -243,7 +236,7 @@ def _core() -> str:
         from aiodist import _core
     except ImportError as error:
         return f"can not be loaded: {error}"
-    return str(getattr(_core, "__file__", "built in"))
+    return f"{_core.__file__} (kernels for {_core.instruction_set()})"
 
 
 def main() -> NoReturn:

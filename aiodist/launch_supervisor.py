@@ -119,7 +119,7 @@ class Supervisor:
         server = RendezvousServer(host="127.0.0.1", port=self._port, token=self._token)
         await server.start()
         if self._page:
-            self._say(f"the job live: {server.page_link(self._job)}")
+            self._say(f"watch the job at {server.page_link(self._job)}")
         try:
             yield server.address
         finally:

@@ -6,6 +6,7 @@ called like the page; a table whose files are missing says so. Nothing else on t
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -26,8 +27,9 @@ _MISSING: Final = "Not measured yet.\n"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fill the page in place."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    page = Path(given[0] if given else "docs/performance.md")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("page", nargs="?", type=Path, default=Path("docs/performance.md"))
+    page: Path = parser.parse_args(arguments).page
     page.write_text(fill(page.read_text(encoding="utf-8"), page.with_suffix("")), encoding="utf-8")
     return 0
 

@@ -334,7 +334,7 @@ print(urllib.request.urlopen(os.environ["AIODIST_RENDEZVOUS"] + "/").status, os.
     done = subprocess.run(command, input=body, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     token = done.stdout.split()[-1]
-    assert re.search(rf"the job live: http://127\.0\.0\.1:\d+/#token={token}&job=a%2Bb\n", done.stderr) and "200" in done.stdout
+    assert re.search(rf"watch the job at http://127\.0\.0\.1:\d+/#token={token}&job=a%2Bb\n", done.stderr) and "200" in done.stdout
 
 
 # -- metrics and logs ------------------------------------------------------------------------------------------------------------

@@ -76,6 +76,6 @@ def _timeline(axes: Axes, step: Step) -> None:
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.4, -1.1)
     axes.set_xlim(0, step.update[1] * 1e3 * 1.08)
-    axes.set_xlabel("milliseconds from the begin of the step")
+    axes.set_xlabel("milliseconds from the start of the step")
     axes.set_title("One step on rank 0: buckets are reduced while backward runs")
     axes.grid(axis="x", alpha=0.3)
