@@ -26,8 +26,8 @@ class Settings:
         token: AIODIST_TOKEN, the bearer token of the rendezvous service.
         tls_ca: AIODIST_TLS_CA, PEM file of the CAs that are trusted for an ``https`` rendezvous, in place of the system's.
         timeout: AIODIST_TIMEOUT, seconds that a call waits for its peers.
-        device: AIODIST_DEVICE, such as ``cpu`` or ``cuda:0``.
-        backend: AIODIST_BACKEND, such as ``auto`` or ``shm``.
+        device: AIODIST_DEVICE, ``cpu``; others are not built yet.
+        backend: AIODIST_BACKEND, ``auto`` or ``shm``; others are not built yet.
         interface: AIODIST_INTERFACE, network interface or address to advertise.
         tuning: AIODIST_TUNING, path of a profile that `aiodist bench --tune` wrote.
     """

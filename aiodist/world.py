@@ -75,9 +75,9 @@ def init(
         world_size: Number of ranks.
         job: Name of the job on the service.
         token: The service's bearer token.
-        timeout: Seconds that forming the world, and later every call, may take; 300 by default.
+        timeout: Seconds that forming the world, and later each call, may take; 300 by default.
         device: ``cpu``; other devices are not built yet.
-        backend: ``auto`` or ``shm``; others are not built yet.
+        backend: ``auto`` (or what AIODIST_BACKEND says) or ``shm``; others are not built yet.
         interface: Name of a network interface of this host, or one of its addresses, by which other hosts reach this rank. By default it
             is the address by which this rank reaches the rendezvous. It is only told so far: all ranks must be on one host.
 
@@ -90,12 +90,15 @@ def init(
 
     Awaiting it raises `RendezvousError` or `TransportError` where the ranks do not find each other.
     """
+    settings = Settings.from_env()
+    device = settings.device if device is None else device
+    backend = settings.backend or "auto" if backend == "auto" else backend
     if device not in (None, "cpu"):
-        raise ValueError(f"device {device!r} is not built yet: only 'cpu' is")
+        raise ValueError(f"device {device!r} (device= or AIODIST_DEVICE) is not built yet: only 'cpu' is")
     if backend not in ("auto", "shm"):
-        raise ValueError(f"backend {backend!r} is not built yet: 'auto' and 'shm' are")
+        raise ValueError(f"backend {backend!r} (backend= or AIODIST_BACKEND) is not built yet: 'auto' and 'shm' are")
     _refuse_second()
-    return Opening(_place(Settings.from_env(), rendezvous, rank, world_size, job, token, timeout, interface))
+    return Opening(_place(settings, rendezvous, rank, world_size, job, token, timeout, interface))
 
 
 class Opening:

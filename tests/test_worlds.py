@@ -60,6 +60,17 @@ async def _channel_ids(_: None, services: list[tuple[str, str]], job: str) -> li
     return list(zip(ids[::2], ids[1::2], strict=True))
 
 
+@pytest.mark.parametrize(("variable", "value"), [("AIODIST_DEVICE", "cuda:0"), ("AIODIST_BACKEND", "nccl")])
+def test_a_device_or_backend_that_is_not_built_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    """Where a variable asks for it, too; an argument wins."""
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=rf"{value}.* {variable}\) is not built yet"):
+        aiodist.init()
+    aiodist.init(device="cpu", backend="shm")
+    with pytest.raises(ValueError, match="'cuda:1'"):
+        aiodist.init(device="cuda:1")
+
+
 async def _give_up_late(_: None, address: str, token: str, job: str) -> list[int]:
     """Rank 1 fails once rank 0 knows where its memory is; return what each reserved for this world and the next."""
     rank, reserve, attach_to_hub, offsets = int(os.environ["AIODIST_RANK"]), _core.reserve, attach.attach_to_hub, []
