@@ -12,7 +12,7 @@ from aiodist.rendezvous.sockets import Address, check_token
 __all__ = ["client_context", "explain", "plain_refused", "read_token", "server_context"]
 
 _TOKEN_NBYTES: Final = 4096
-_CA_SETTING: Final = "tls_ca= or AIODIST_TLS_CA"
+_CA_SETTING: Final = "AIODIST_TLS_CA"
 _ADDRESS_SETTING: Final = "rendezvous= or AIODIST_RENDEZVOUS"
 _OF_THE_NAME: Final = (62, 63, 64)
 """OpenSSL's verdicts that a certificate is for another host name, mail or IP address."""
