@@ -298,7 +298,7 @@ FailurePtr Communicator::timed_out(const Request& request) const {
     for (const int q : missing) {
         const std::uint64_t posted = member(q).block->posted.load(std::memory_order_seq_cst);
         text += (q == missing.front() ? " (" : "; ") + ("rank " + std::to_string(q)) + " has made " +
-                std::to_string(posted) + " calls";
+                std::to_string(posted) + (posted == 1 ? " call" : " calls");
     }
     text += missing.empty() ? "" : ")";
     return std::make_shared<Failure>(Failure{FailureKind::timeout, std::move(text), std::move(missing)});
