@@ -1,6 +1,7 @@
 """The exceptions aiodist raises.
 
-Wrong arguments are ``TypeError`` or ``ValueError``. Everything else derives from `AiodistError`:
+Wrong arguments are ``TypeError`` or ``ValueError``, wrong use in one process is a ``RuntimeError``, a shortage of memory a
+``MemoryError``. What goes wrong between ranks derives from `AiodistError`:
 
     AiodistError
     ├── NotInitializedError         (also a RuntimeError) no world is open

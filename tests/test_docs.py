@@ -38,11 +38,23 @@ def test_the_readme_shows_the_example() -> None:
     assert body.strip() in README
 
 
-def test_the_readme_links_to_files_that_exist() -> None:
-    """Links within the repository."""
-    links = re.findall(r"\]\((?!https?://)([^)#]+)\)", README)
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+def leads_somewhere(page: Path, link: str) -> bool:
+    """True where a link within the repository has a file, and a heading if it names one."""
+    name, _, heading = link.partition("#")
+    target = (page.parent / name).resolve() if name else page
+    if not heading:
+        return target.exists()
+    titles = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+    return heading in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
+def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
+    """Those within the repository."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!https?://)([^)]+)\)", text)
+    assert links or page != "README.md"
+    assert [link for link in links if not leads_somewhere(ROOT / page, link)] == []
 
 
 # What the arena of a fresh process has taken: for its header, and for each rank's block, copies and staging. A call takes these two when
@@ -117,12 +129,13 @@ CLAIM = re.compile(r"^await (?P<call>.*?)  +# (?P<claim>all: \[.*\]|\[.*\](?:, \
 
 async def _run_blocks(world: aiodist.Group) -> None:
     body = "\n".join(BLOCKS) + "\nresults = dict(locals())"
-    source = "async def body(world, np):\n" + textwrap.indent(body, "    ") + "\n    return results"
+    source = "async def body(world, np, aiodist):\n" + textwrap.indent(body, "    ") + "\n    return results"
     scope: dict[str, Any] = {}
     exec(source, scope)
-    results = await scope["body"](world, np)
+    results = await scope["body"](world, np, aiodist)
     assert list(results["got"]) == list(range((world.rank - 1) % 3 + 1))
     assert all((array == 1).all() for array in results["weights"])
+    assert all((array == 1).all() for array in results["reduced"].values())
     assert results["names"] == ["rank 0", "rank 1", "rank 2"]
     for group in (results["pair"], results["half"], results["evaluation"]):
         if group is not None:
