@@ -232,7 +232,7 @@ bool reduce_scatter(Filling& filling) {
 }
 
 bool broadcast(Filling& filling) {
-    if (!filling.take_root(0)) {
+    if (filling.arguments.x == nullptr || !filling.take_root(0)) {  // None must be said
         return false;
     }
     const Arguments& arguments = filling.arguments;
@@ -273,7 +273,7 @@ bool gather(Filling& filling) { return filling.take_root(0) && join(filling, fil
 bool scatter(Filling& filling) {
     const Arguments& arguments = filling.arguments;
     Call& call = filling.call;
-    if (!filling.take_root(0)) {
+    if (arguments.x == nullptr || !filling.take_root(0)) {
         return false;
     }
     if (filling.at_root() || given(arguments.x)) {
