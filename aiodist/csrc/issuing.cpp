@@ -70,7 +70,8 @@ RequestRef Communicator::drained() {
 }
 
 void Communicator::ensure_staging(const Call& call) {
-    if (call.nbytes <= tuning().slot_nbytes || call.refused || size() == 1 || is_message(call.collective)) {
+    const bool stages = call.brings() && call.nbytes > tuning().slot_nbytes && !call.refused;
+    if (!stages || size() == 1 || is_message(call.collective)) {
         return;
     }
     const std::lock_guard lock(issue_mutex_);
