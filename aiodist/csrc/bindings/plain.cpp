@@ -118,7 +118,7 @@ struct Filling {
     /// An axis of an array of `ndim` dimensions.
     bool take_axis(std::size_t ndim) {
         const auto extent = static_cast<long long>(ndim);
-        const auto axis = number(arguments.axis, 0, -extent, extent);
+        const auto axis = extent == 0 ? std::nullopt : number(arguments.axis, 0, -extent, extent);
         call.axis = static_cast<std::int8_t>(axis && *axis < 0 ? *axis + extent : axis.value_or(0));
         return axis.has_value();
     }
