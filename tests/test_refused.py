@@ -353,6 +353,9 @@ async def test_a_refused_call_alone() -> None:
     async with aiodist.local_world(1) as groups:
         with pytest.raises(ValueError, match="op"):
             groups[0].all_reduce(np.ones(3), op="nonsense")
+        for divides in (groups[0].reduce_scatter, groups[0].scatter, groups[0].all_to_all):
+            with pytest.raises(ValueError, match="0-dimensional"):
+                divides(np.array(1.0))
         assert_same(await groups[0].all_reduce(np.ones(3)), np.ones(3))
 
 
@@ -368,6 +371,7 @@ async def _misspelled(group: aiodist.Group) -> None:
     calls = (
         lambda: loose.all_gather(np.ones(2), axs=1),
         lambda: loose.broadcast(),
+        lambda: loose.scatter(),
         lambda: loose.reduce(np.ones(2), "sum", 0, 1),
         lambda: loose.all_gather(_Unreadable()),
         lambda: loose.all_reduce(_Unreadable()),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import inspect
+import pickle
 import tomllib
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -160,3 +163,9 @@ def test_everything_public_in_the_compiled_module_has_a_docstring() -> None:
     for name in CLASSES:
         objects |= {f"{name}.{member}": value for member, value in vars(getattr(_core, name)).items() if is_public(member)}
     assert [name for name, value in objects.items() if not value.__doc__] == []
+
+
+def test_collectives_are_copied_and_pickled_by_name() -> None:
+    """As the functions that they stand for; and weak methods can be made of them."""
+    method = aiodist.Group.all_reduce
+    assert copy.deepcopy(method) is copy.copy(method) is pickle.loads(pickle.dumps(method)) is weakref.ref(method)() is method

@@ -14,6 +14,7 @@ struct CollectiveObject {
     bool plain;         // there is a native form
     PyObject* general;  // takes the same arguments
     PyObject* dict;     // the function's name, documentation and annotations, which functools.wraps puts here
+    PyObject* weak_references;
 };
 
 CollectiveObject& as_collective(PyObject* self) { return *reinterpret_cast<CollectiveObject*>(self); }
@@ -118,15 +119,23 @@ int clear(PyObject* self) {
 
 void dealloc(PyObject* self) {
     PyObject_GC_UnTrack(self);
+    if (as_collective(self).weak_references != nullptr) {
+        PyObject_ClearWeakRefs(self);
+    }
     (void)clear(self);
     PyTypeObject* const type = Py_TYPE(self);
     type->tp_free(self);
     Py_DECREF(type);
 }
 
+/// Copied and pickled by its name, as functions are.
+PyObject* reduce(PyObject* self, PyObject*) { return PyObject_GetAttrString(self, "__qualname__"); }
+
+PyMethodDef methods[] = {{"__reduce__", reduce, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyMemberDef members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(CollectiveObject, vectorcall), READONLY, nullptr},
     {"__dictoffset__", T_PYSSIZET, offsetof(CollectiveObject, dict), READONLY, nullptr},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(CollectiveObject, weak_references), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
 PyGetSetDef properties[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
                             {nullptr, nullptr, nullptr, nullptr, nullptr}};
@@ -139,6 +148,7 @@ PyType_Slot slots[] = {
     {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
     {Py_tp_clear, reinterpret_cast<void*>(clear)},
     {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+    {Py_tp_methods, methods},
     {Py_tp_members, members},
     {Py_tp_getset, properties},
     {0, nullptr}};

@@ -115,12 +115,12 @@ struct Filling {
         return root.has_value();
     }
 
-    /// An axis of an array of `ndim` dimensions.
+    /// An axis of an array of `ndim` dimensions, which may have none.
     bool take_axis(std::size_t ndim) {
         const auto extent = static_cast<long long>(ndim);
-        const auto axis = extent == 0 ? std::nullopt : number(arguments.axis, 0, -extent, extent);
+        const auto axis = number(arguments.axis, 0, -extent, extent);
         call.axis = static_cast<std::int8_t>(axis && *axis < 0 ? *axis + extent : axis.value_or(0));
-        return axis.has_value();
+        return axis.has_value() && ndim != 0;
     }
 
     /// The shape of x with its extent along the axis made `times` as long, or divided by `parts`.
@@ -130,10 +130,10 @@ struct Filling {
         shape.dims[0] = 1;
         std::copy_n(x.shape.dims.begin(), x.shape.ndim, shape.dims.begin());
         std::uint64_t& extent = shape.dims[static_cast<std::size_t>(call.axis)];
-        if (extent % parts != 0) {
+        if (extent % parts != 0 || __builtin_mul_overflow(extent, times, &extent)) {
             return std::nullopt;
         }
-        extent = extent * times / parts;
+        extent /= parts;
         return shape;
     }
 

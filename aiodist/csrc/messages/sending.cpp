@@ -113,8 +113,8 @@ bool Messages::stage(Sending& sending) {
     const auto index = static_cast<std::size_t>(sending.staged / sending.chunk_nbytes % sending.most_chunks);
     if (index == sending.chunks.size()) {
         // One that the receiver has emptied is still in the caches; and a long message does not populate its own
-        // length.
-        const bool emptied = sending.reused < sending.taken / sending.chunk_nbytes;
+        // length. Not of those that are used in turn: two turns would have one chunk.
+        const bool emptied = sending.buffered != 0 && sending.reused < sending.taken / sending.chunk_nbytes;
         sending.chunks.push_back(emptied ? sending.chunks[sending.reused++] : pool_.get(sending.chunk_nbytes));
         head->chunks[index] = sending.chunks.back();
     }

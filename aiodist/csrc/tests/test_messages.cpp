@@ -6,62 +6,14 @@
 #include <random>
 #include <utility>
 
-#include "world.hpp"
+#include "messaging.hpp"
 
 namespace aiodist::testing {
 namespace {
 
-constexpr std::chrono::seconds kTimeout{60};
 const Tuning kTuning{8, 1024, 4096, 3};
 // Words: nothing, inside a record, its longest, one more, one piece, what is copied at once, four chunks.
 constexpr std::size_t kLengths[] = {0, 1, 7, 1024, 1025, 9000, 40'000, 200'000};
-
-using Words = std::vector<std::uint64_t>;
-
-std::uint64_t value(int from, int to, unsigned number, std::size_t i) {
-    return (((std::uint64_t{number} * 8 + static_cast<unsigned>(from)) * 8 + static_cast<unsigned>(to)) << 20) + i;
-}
-
-Words words(int from, int to, unsigned number, std::size_t count) {
-    Words data(count);
-    for (std::size_t i = 0; i < count; ++i) {
-        data[i] = value(from, to, number, i);
-    }
-    return data;
-}
-
-RequestRef send(Rank& rank, const std::uint64_t* data, std::size_t count, int to, std::uint64_t tag) {
-    return rank.communicator->start(send_of(data, count, to, tag), kTimeout);
-}
-
-RequestRef receive(Rank& rank, int from, std::uint64_t tag, Clock::duration timeout = kTimeout) {
-    return rank.communicator->start(receive_of(from, tag), timeout);
-}
-
-RequestRef receive_into(Rank& rank, int from, std::uint64_t tag, Words& place) {
-    Call call = send_of(place.data(), place.size(), from, tag);
-    call.collective = Collective::recv;
-    call.output = reinterpret_cast<std::byte*>(place.data());
-    call.input = nullptr;
-    return rank.communicator->start(std::move(call), kTimeout);
-}
-
-void check(Rank& rank, Request& request, int from, unsigned number, std::size_t count) {
-    succeed(rank, request);
-    const auto* const got = reinterpret_cast<const std::uint64_t*>(request.call.output);
-    const bool right = !request.received.data || (request.received.nbytes == count * sizeof(std::uint64_t) &&
-                                                  request.received.arrays.at(0).shape.at(0) == count);
-    expect(right, "a message of " + std::to_string(count) + " words says so");
-    for (std::size_t i = 0; i < count; ++i) {
-        expect_same(got[i], value(from, rank.communicator->rank(), number, i), "a message");
-    }
-}
-
-FailureKind kind_of(Rank& rank, Request& request) {
-    await(rank, request);
-    expect(request.failure() != nullptr, "a request that can not be done fails");
-    return request.failure()->kind;
-}
 
 /// Everybody to everybody, oneself too, before the first receive and after: received in another order by each rank.
 void all_ways(int size, bool shared) {
@@ -187,6 +139,39 @@ void beyond_the_buffer(std::size_t count) {
         succeed(rank, *second.get());
         rank.engine->arena().release(at);
     });
+    close_even(ranks);
+}
+
+/// Chunks that are used in turn are two, however far the receiver was when the second was needed.
+void chunks_in_turn() {
+    auto ranks = make_world(2, kTuning);
+    {
+        const UsedUp none(*ranks[0].engine);
+        constexpr std::size_t kWords = 400'000;
+        const Words data = words(0, 1, 0, kWords);
+        const auto step = [&](std::size_t r) { (void)ranks[r].communicator->progress(); };
+        for (Rank& rank : ranks) {
+            rank.communicator->help();  // keeps the engines' threads out of it
+        }
+        const RequestRef sent = send(ranks[0], data.data(), kWords, 1, 0);
+        const RequestRef received = receive(ranks[1], 0, 0);
+        for (int i = 0; i < 14; ++i) {  // hand in hand into the second chunk
+            step(0);
+            step(1);
+        }
+        for (int i = 0; i < 40; ++i) {  // as far ahead as may be
+            step(0);
+        }
+        while (!received->done()) {
+            step(1);
+            step(0);
+        }
+        check(ranks[1], *received.get(), 0, 0, kWords);
+        succeed(ranks[0], *sent.get());
+        for (Rank& rank : ranks) {
+            rank.communicator->unhelp();
+        }
+    }
     close_even(ranks);
 }
 
@@ -379,6 +364,7 @@ int main() {
     std::puts("tags, many short ones: right");
     beyond_the_buffer(400'000);
     beyond_the_buffer(20'000);
+    chunks_in_turn();
     short_ones_beyond_the_buffer();
     std::puts("without a send buffer: right");
     give_up_race();
