@@ -119,6 +119,33 @@ print("end")
     assert "terminate" not in ended.stderr
 
 
+def test_the_interpreter_ends_while_threads_call() -> None:
+    """Whenever a daemon thread comes back from waiting, or learns that its call has failed."""
+    program = """
+import asyncio, threading, numpy as np, aiodist
+
+def calls(group):
+    while True:
+        try:
+            group.all_reduce(np.ones(5000)).result()
+        except aiodist.AiodistError:
+            pass
+
+async def main():
+    groups = await aiodist.local_world(2, timeout=60).__aenter__()
+    globals()["kept"] = groups
+    for group in groups * 8:
+        threading.Thread(target=calls, args=(group,), daemon=True).start()
+    await asyncio.sleep(0.1)
+
+asyncio.run(main())
+"""
+    fails = "kept[0].abort('enough')\n"
+    for code in (program, program + fails) * 4:  # what is looked for is a matter of moments
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+        assert (ended.returncode, ended.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("kind", ["other dtype", "memoryview"])
 async def test_overlaps_are_seen_whatever_the_input_is(kind: str) -> None:
     memory = np.arange(64.0)

@@ -44,17 +44,28 @@ class Ref {
     PyObject* object_ = nullptr;
 };
 
-/// Call before taking the GIL back: once the interpreter is going (see shutdown() in module.cpp), a daemon thread stays
-/// where it is. Let in, it would be unwound by CPython in the middle of C++ frames, which ends the process.
+/// Once the interpreter is going (see shutdown() in module.cpp), a daemon thread stays where it is. Let in, it would be
+/// unwound by CPython in the middle of C++ frames, which ends the process.
 bool stays_out_at_exit() noexcept;
+/// The same for a thread that has the GIL and would run Python's code from C++.
 void stay_out_at_exit() noexcept;
+
+/// Where a thread takes the GIL back, or may lose it, below C++ frames: shutdown() waits for it. At exit it is not
+/// made.
+class ComingIn {
+ public:
+    ComingIn() noexcept;
+    ~ComingIn();
+    ComingIn(const ComingIn&) = delete;
+    ComingIn& operator=(const ComingIn&) = delete;
+};
 
 /// While one lives, other Python threads run.
 class WithoutGil {
  public:
     WithoutGil() : state_(PyEval_SaveThread()) {}
     ~WithoutGil() {
-        stay_out_at_exit();
+        const ComingIn coming;
         PyEval_RestoreThread(state_);
     }
     WithoutGil(const WithoutGil&) = delete;

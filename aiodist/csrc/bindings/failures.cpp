@@ -49,6 +49,8 @@ void set_hooks(PyObject* make_error, PyObject* make_array, PyObject* make_event)
 PyObject* make_event(PyObject* future) { return PyObject_CallOneArg(make_event_hook, future); }
 
 Ref make_exception(const Request& request) {
+    stay_out_at_exit();  // what ended the call may be the interpreter's going
+    const ComingIn coming;
     const Failure& failure = *request.failure();
     const Call& call = request.call;
     const Communicator& communicator = *request.communicator();

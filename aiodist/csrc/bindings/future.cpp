@@ -24,6 +24,8 @@ bool resolve(FutureObject& self) {
         }
     }
     if (self.finish) {
+        stay_out_at_exit();
+        const ComingIn coming;
         Ref finished = Ref::steal(PyObject_CallOneArg(self.finish.get(), self.result.get()));
         if (!finished) {
             return false;

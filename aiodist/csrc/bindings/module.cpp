@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <thread>
 #include <tuple>
 
 #include "bindings/bindings.hpp"
@@ -28,6 +29,7 @@ struct ProcessHandle {
 std::shared_ptr<Engine>* the_engine = nullptr;
 
 std::atomic<bool> exiting{false};
+std::atomic<int> coming_in{0};
 thread_local bool needed_at_exit = false;
 
 using TuningTuple = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>;
@@ -94,6 +96,15 @@ void rest() {
     }
 }
 
+/// Lets those in who did not see that the interpreter is going: later, waiting for the GIL would end them, and with
+/// them the process. The caller has let go of the GIL. Bounded: a forked child may count threads that it does not have.
+void wait_for_those_coming_in() {
+    const TimePoint until = Clock::now() + std::chrono::seconds(1);
+    while (coming_in.load(std::memory_order_seq_cst) != 0 && Clock::now() < until) {  // pairs with ComingIn
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+}
+
 void shutdown() {
     if (Engine* const present = engine_if_any()) {
         come_in_at_exit();
@@ -101,6 +112,7 @@ void shutdown() {
         {
             const nb::gil_scoped_release released;
             present->leave_all();
+            wait_for_those_coming_in();
         }
         stop_notifier();
         const nb::gil_scoped_release released;
@@ -115,10 +127,22 @@ void come_in_at_exit() noexcept { needed_at_exit = true; }
 bool stays_out_at_exit() noexcept { return exiting.load(std::memory_order_seq_cst) && !needed_at_exit; }
 
 void stay_out_at_exit() noexcept {
-    while (stays_out_at_exit()) {
-        ::pause();  // until the process ends
+    if (stays_out_at_exit()) {
+        const WithoutGil released;
     }
 }
+
+ComingIn::ComingIn() noexcept {
+    coming_in.fetch_add(1, std::memory_order_seq_cst);  // before the load: shutdown() sees us, or we see it
+    if (stays_out_at_exit()) {
+        coming_in.fetch_sub(1, std::memory_order_seq_cst);
+        while (true) {
+            ::pause();  // until the process ends
+        }
+    }
+}
+
+ComingIn::~ComingIn() { coming_in.fetch_sub(1, std::memory_order_seq_cst); }
 
 const std::shared_ptr<Engine>& engine() {
     if (the_engine == nullptr || (*the_engine)->pid() != present_pid()) {
