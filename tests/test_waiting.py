@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -117,6 +118,24 @@ print("end")
     ended = subprocess.run([sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (0, "end\n"), ended.stderr
     assert "terminate" not in ended.stderr
+
+
+async def test_a_thread_is_not_taken_for_one_that_has_ended() -> None:
+    """Whose id it has got from the system: a rank whose calls came from that one would be waited for in vain."""
+
+    def run_in_thread(function: Callable[[], object]) -> threading.Thread:
+        thread = threading.Thread(target=function)
+        thread.start()
+        return thread
+
+    async with aiodist.local_world(2, timeout=30) as (first, second):
+        run_in_thread(lambda: first.send(np.arange(3), 1)).join()
+        got: list[np.ndarray] = []
+        receiver = run_in_thread(lambda: got.extend((second.recv(0).result(), second.recv(0).result())))
+        await asyncio.sleep(0.1)
+        first.send(np.arange(4), 1)
+        await asyncio.to_thread(receiver.join)
+        assert [len(array) for array in got] == [3, 4]
 
 
 def test_the_interpreter_ends_while_threads_call() -> None:

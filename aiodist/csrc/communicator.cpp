@@ -60,7 +60,7 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, Options options)
     block_ = reinterpret_cast<ChannelBlock*>(own);
     lanes_ = reinterpret_cast<Lane*>(own + lanes_at);
     slots_ = own + slots_at;
-    home_.store(std::this_thread::get_id(), std::memory_order_relaxed);  // a hint for one error text
+    home_.store(this_thread(), std::memory_order_relaxed);  // a hint for one error text
 }
 
 Communicator::~Communicator() = default;

@@ -33,6 +33,9 @@ struct HeaderCopy {
 /// An array's shape as Python writes it.
 std::string shape_text(const std::uint64_t* dims, std::size_t ndim);
 
+/// The present thread's number. Unlike the system's ids, no other thread ever has it again.
+std::uint64_t this_thread() noexcept;
+
 /// One member of a channel, as its peers see it.
 struct Member {
     std::shared_ptr<Process> process;
@@ -247,7 +250,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     FailurePtr failure_;
     std::atomic<bool> broken_{false};
     std::atomic<bool> closed_{false};
-    std::atomic<std::thread::id> home_;
+    std::atomic<std::uint64_t> home_{0};  // the thread that made the latest call
 
     // One thread at a time advances; the others leave a note. See progress().
     std::atomic<bool> claim_{false};

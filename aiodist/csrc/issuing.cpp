@@ -24,12 +24,18 @@ TimePoint deadline_after(Clock::duration timeout) {
 
 }  // namespace
 
+std::uint64_t this_thread() noexcept {
+    static std::atomic<std::uint64_t> latest{0};
+    thread_local const std::uint64_t number = latest.fetch_add(1, std::memory_order_relaxed) + 1;
+    return number;
+}
+
 RequestRef Communicator::start(Call&& call, Clock::duration timeout) {
     ensure_staging(call);
     RequestRef request = RequestRef::adopt(new Request(shared_from_this(), std::move(call)));
     request->timeout = timeout;
     request->deadline = deadline_after(timeout);
-    home_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    home_.store(this_thread(), std::memory_order_relaxed);
     {
         const std::lock_guard lock(issue_mutex_);
         if (failure_) {
@@ -109,7 +115,7 @@ void Communicator::unhelp() noexcept {
 }
 
 std::optional<int> Communicator::waits_for_this_thread(const Request& request) const {
-    const std::thread::id here = std::this_thread::get_id();
+    const std::uint64_t here = this_thread();
     const bool message = is_message(request.call.collective);
     for (int q = 0; q < size(); ++q) {
         const Member& one = member(q);
