@@ -72,7 +72,8 @@ PyObject* call(PyObject* callable, PyObject* const* arguments, std::size_t flagg
         !plain_call(method.collective, **group.communicator, sorted, native, result)) {
         return call_general(method, arguments, flagged, names);
     }
-    native.site = call_site();
+    native.site = guarded([] { return call_site(); }, 0U);  // no memory for one more: the text says less
+    PyErr_Clear();
     PyObject* const timeout = sorted.timeout != nullptr ? sorted.timeout : Py_None;
     PyObject* const future =
         start(group, std::move(native), timeout_of(group, timeout), Ref::share(sorted.x), std::move(result), Ref());

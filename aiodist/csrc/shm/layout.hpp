@@ -11,7 +11,7 @@ namespace aiodist {
 
 inline constexpr std::uint64_t kArenaMagic = 0x61696f6469737431;    // "aiodist1"
 inline constexpr std::uint64_t kChannelMagic = 0x6368616e6e656c31;  // "channel1"
-inline constexpr std::uint32_t kLayoutVersion = 5;
+inline constexpr std::uint32_t kLayoutVersion = 6;
 inline constexpr std::size_t kPage = 4096;
 // Flags of different writers, or read at different times, lie two cache lines apart: the adjacent-line prefetcher pairs
 // lines.
