@@ -160,7 +160,8 @@ void Messages::begin(Peer& with, RequestRef request, Arrival&& arrival) {
         if (receiving.arrival.head.way == static_cast<std::uint8_t>(MessageWay::in_turn)) {
             tell(with, receiving);  // that its receive is there
         }
-        communicator_.hand_over(*receiving.request.get());  // its rank could not know that it would be long
+        // Its rank could not know that it would be long. What is all but there is left to whoever waits for it.
+        communicator_.hand_over(*receiving.request.get(), !at_once);
     }
 }
 
