@@ -94,6 +94,9 @@ async def _wind_up() -> None:
     for task in tasks:
         # It refused to be cancelled and ends with the loop; nobody can do anything about a text at its destruction.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
+    # A connection that was closed with something left to write lives on until its peer reads. asyncio has no public list of them.
+    for transport in tuple(getattr(loop, "_transports", {}).values()):
+        transport.abort()
     for _ in range(3):  # Closed transports and the futures of `submit` are told by callbacks of the next turns.
         await asyncio.sleep(0)
 
