@@ -296,14 +296,16 @@ Engine::Wait Engine::wait(Request& request, TimePoint until) {
         if (request.done()) {
             return Wait::done;
         }
-        if (moved == Communicator::Progress::moved) {
+        // However much there is to move, and for whomever: the caller looks at signals and at its own timeout in
+        // between.
+        if (moved == Communicator::Progress::moved && Clock::now() < until) {
             backoff.reset();
             continue;
         }
         if ((crowded() || communicator.has_core()) && backoff.wait()) {
             continue;
         }
-        if (moved == Communicator::Progress::elsewhere) {
+        if (moved == Communicator::Progress::elsewhere && Clock::now() < until) {
             std::this_thread::yield();
             continue;
         }

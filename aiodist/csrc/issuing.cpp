@@ -10,8 +10,8 @@
 namespace aiodist {
 namespace {
 
-/// The clock that costs a fifth is behind by up to a tick of the system, 10 ms at most: long timeouts may as well end
-/// by that much later.
+/// The coarse clock, which is cheaper, is behind by up to a tick of the system, 10 ms at most: long timeouts may as
+/// well end that much later.
 TimePoint deadline_after(Clock::duration timeout) {
     constexpr Clock::duration kLong = std::chrono::seconds(1);
     constexpr Clock::duration kTick = std::chrono::milliseconds(10);
