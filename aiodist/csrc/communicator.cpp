@@ -113,7 +113,7 @@ bool Communicator::advance(bool large) {
     }
     moved = (large && move_large()) || moved;
     moved = move_messages(large) || moved;
-    long_.store(!large_.empty() || (messages_ && messages_->has_long()), std::memory_order_relaxed);  // a hint
+    long_.store(!large_.empty() || (messages_ && messages_->has_large()), std::memory_order_relaxed);  // a hint
     return post() || moved;
 }
 
@@ -217,7 +217,7 @@ bool Communicator::match() {
         pinned_ = pinned_ || (header(rank()).head.flags & kCopied) != 0;
         large_.push_back({request, std::move(operation)});
         request->large.store(true, std::memory_order_relaxed);  // a hint for who waits
-        if ((request->call.flags & kWildcard) != 0 || is_short(request->call)) {
+        if ((request->call.flags & kWildcard) == 0 && is_short(request->call)) {
             hand_over(*request.get());  // its rank could not know that it would be large
         }
     } else {

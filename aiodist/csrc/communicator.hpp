@@ -21,6 +21,10 @@ namespace aiodist {
 class Messages;
 class Operation;
 
+/// Calls up to this many bytes are short enough (about 30 µs) to be worked on by whoever meets them; longer ones are
+/// the engine's, or a thread's that waits for them.
+inline constexpr std::uint64_t kAtOnceNbytes = 256 * 1024;
+
 /// A header as it was copied out of a member's slot, checked as far as one can be alone.
 struct HeaderCopy {
     Header head;
@@ -115,6 +119,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// Of two that share one although there are cores for all, the higher rank moves (some schedulers pack tasks that
     /// wake each other).
     bool has_core() const;
+    /// True if a rank that the request waits for last ran on this thread's core: it needs that now.
+    bool waits_for_this_core(const Request& request) const noexcept;
     bool idle() const noexcept { return pending_.load(std::memory_order_seq_cst) == 0; }  // see Engine::sleep
     /// True while a large call has more steps: a hint for whoever drained the bell.
     bool moving() const noexcept { return moving_.load(std::memory_order_relaxed); }
@@ -141,7 +147,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     bool at_hand(int q) const noexcept;
     /// True where all that a call brings can be read as soon as its header is there: it moves in one step, as far as
     /// its rank can know.
-    bool is_short(const Call& call) const noexcept { return call.nbytes <= tuning().slot_nbytes || copies(call); }
+    bool is_short(const Call& call) const noexcept {
+        return call.nbytes <= tuning().slot_nbytes || copies(call) ||
+               (is_message(call.collective) && call.nbytes <= kAtOnceNbytes);
+    }
     /// Scratch of one pointer a member.
     std::vector<const void*>& pointers() noexcept { return pointers_; }
     Passing& passing() noexcept { return passing_; }

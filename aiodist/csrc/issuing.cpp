@@ -97,12 +97,15 @@ void Communicator::hand_over(Request& request, bool at_once) {
         if (request.done() || (request.engine_serves && !at_once)) {
             return;
         }
-        if (request.engine_serves) {  // it may still wait for its alarm
-            engine_->wake();
-            return;
+        if (!request.engine_serves) {  // otherwise it may still wait for its alarm
+            request.engine_serves = true;
+            // before the load of asleep_ in wake(), and of helpers_ below
+            engine_requests_.fetch_add(1, std::memory_order_seq_cst);
         }
-        request.engine_serves = true;
-        engine_requests_.fetch_add(1, std::memory_order_seq_cst);  // before the load of asleep_ in wake()
+    }
+    if (helpers_.load(std::memory_order_seq_cst) > 0) {  // pairs with unhelp(), which wakes the engine for what is left
+        engine_->self()->wake_sleepers();                // a helper may sleep
+        return;
     }
     at_once ? engine_->wake() : engine_->wake_soon();
 }
@@ -131,6 +134,29 @@ std::optional<int> Communicator::waits_for_this_thread(const Request& request) c
         }
     }
     return std::nullopt;
+}
+
+bool Communicator::waits_for_this_core(const Request& request) const noexcept {
+    const bool message = is_message(request.call.collective);
+    const int core = engine_->note_core();
+    bool missing = false;
+    bool neighbour = false;
+    for (int q = 0; q < size(); ++q) {
+        if (q == rank() || (message && q != request.call.root)) {
+            continue;
+        }
+        const Process& process = *member(q).process;
+        const bool here =
+            process.self || process.arena->header().core.load(std::memory_order_relaxed) == core;  // a hint
+        const bool late =
+            message || member(q).block->posted.load(std::memory_order_relaxed) <= request.seq;  // likewise
+        if (here && late) {
+            return true;
+        }
+        missing = missing || late;
+        neighbour = neighbour || here;
+    }
+    return !missing && neighbour;  // whoever has posted a large call still moves its part
 }
 
 bool Communicator::has_core() const {

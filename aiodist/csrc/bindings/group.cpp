@@ -11,9 +11,6 @@ namespace {
 
 PyTypeObject* group_type = nullptr;
 
-// Calls up to this many bytes are short enough (about 30 µs) to be worked on by the caller; larger ones start on the
-// engine thread at once.
-constexpr std::uint64_t kInlineNbytes = 256 * 1024;
 constexpr std::chrono::microseconds kInlineSpin{10};
 
 Clock::duration seconds_to_duration(double seconds) {
@@ -29,7 +26,8 @@ void work_on(Request& request) {
     if (request.done()) {
         return;
     }
-    if (is_message(request.call.collective) && nbytes <= kInlineNbytes) {
+    const bool large = nbytes > kAtOnceNbytes || request.large.load(std::memory_order_relaxed);
+    if (is_message(request.call.collective) && !large) {
         // A receive may be long, and a send have found no room, while the thread that asked for it is busy with other
         // things. Most are over before that matters.
         communicator.hand_over(request, false);
@@ -47,8 +45,7 @@ void work_on(Request& request) {
         }
         return;
     }
-    if (nbytes > kInlineNbytes || communicator.waits_for_this_thread(request) ||
-        !communicator.engine().spin(request, kInlineSpin)) {
+    if (large || communicator.waits_for_this_thread(request) || !communicator.engine().spin(request, kInlineSpin)) {
         // A thread without a loop most likely blocks in the call next, and is better not disturbed.
         communicator.hand_over(request, running_port() != nullptr);
         PyErr_Clear();

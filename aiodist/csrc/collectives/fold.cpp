@@ -26,8 +26,6 @@
 namespace aiodist {
 namespace {
 
-// Results at least this large are written around the cache: they would only push out what the next segment needs.
-constexpr std::size_t kStreamingNbytes = std::size_t{4} << 20;
 // A folded block is copied to the caller's array while it is in the first-level cache.
 constexpr std::size_t kBlockNbytes = 8192;
 

@@ -18,8 +18,6 @@
 namespace aiodist {
 namespace {
 
-constexpr std::size_t kStreamingNbytes = std::size_t{4} << 20;
-
 class PullOperation final : public Operation {
  public:
     PullOperation(Communicator& communicator, Request& request)

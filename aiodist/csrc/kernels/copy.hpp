@@ -6,6 +6,9 @@
 
 namespace aiodist {
 
+/// Results at least this large are written around the cache: they would only push out what the next segment needs.
+inline constexpr std::size_t kStreamingNbytes = std::size_t{4} << 20;
+
 // For pieces up to about 64 KiB that somebody reads again soon: leaves the destination in the cache.
 void copy_cached(void* destination, const void* source, std::size_t nbytes) noexcept;
 

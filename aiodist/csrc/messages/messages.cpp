@@ -46,9 +46,9 @@ bool Messages::step(bool large) {
         withdraw_given_up(*with);
         moved = read(*with) || moved;
         moved = flush(*with) || moved;
-        if (large && !failure_) {
-            moving_ = stage_all(*with) || moving_;
-            moving_ = copy_all(*with) || moving_;
+        if (!failure_) {
+            moving_ = stage_all(*with, large) || moving_;
+            moving_ = copy_all(*with, large) || moving_;
             moved = flush(*with) || moving_ || moved;
         }
         if (failure_) {
@@ -146,11 +146,12 @@ void Messages::begin(Peer& with, RequestRef request, Arrival&& arrival) {
         communicator_.settle(std::move(request), nullptr);
         return;
     }
-    const bool at_once = arrival.head.message_nbytes <= kAtOnce;
-    request->large.store(true, std::memory_order_relaxed);  // a hint for who waits
+    const bool at_once = arrival.head.message_nbytes <= kAtOnceNbytes;
+    request->large.store(!at_once, std::memory_order_relaxed);  // a hint for who waits
     with.receiving.push_back({std::move(request), std::move(arrival), 0, 0});
     Receiving& receiving = with.receiving.back();
-    while (at_once && copy(with, receiving)) {
+    if (at_once) {
+        (void)copy(with, receiving);
     }
     if (receiving.copied == receiving.arrival.head.message_nbytes) {
         tell(with, receiving);
@@ -160,8 +161,6 @@ void Messages::begin(Peer& with, RequestRef request, Arrival&& arrival) {
         if (receiving.arrival.head.way == static_cast<std::uint8_t>(MessageWay::in_turn)) {
             tell(with, receiving);  // that its receive is there
         }
-        // Its rank could not know that it would be long. What is all but there is left to whoever waits for it.
-        communicator_.hand_over(*receiving.request.get(), !at_once);
     }
 }
 
@@ -200,8 +199,18 @@ void Messages::make_room(Request& request, const Arrival& arrival) const {
     request.call.output = received.data.get();
 }
 
-/// Copies a piece of a long message that its sender has staged; false where there is none.
+/// Copies a piece of a long message that its sender has staged, or all that it has where the message is not large;
+/// false where there is none.
 bool Messages::copy(Peer& with, Receiving& receiving) {
+    if (!copy_piece(with, receiving)) {
+        return false;
+    }
+    while (receiving.arrival.head.message_nbytes <= kAtOnceNbytes && copy_piece(with, receiving)) {
+    }
+    return true;
+}
+
+bool Messages::copy_piece(Peer& with, Receiving& receiving) {
     const Record& head = receiving.arrival.head;
     const PeerArena& arena = *communicator_.member(with.rank).process->arena;
     const std::uint64_t left = head.message_nbytes - receiving.copied;
@@ -231,19 +240,24 @@ bool Messages::copy(Peer& with, Receiving& receiving) {
     if (from == nullptr) {
         damaged_lane(with.rank);
     }
-    copy_cached(to, from + sizeof(ChunkHead) + within, count);
+    (head.message_nbytes >= kStreamingNbytes ? copy_streaming : copy_cached)(to, from + sizeof(ChunkHead) + within,
+                                                                             count);
     receiving.copied += count;
     return true;
 }
 
-bool Messages::copy_all(Peer& with) {
+bool Messages::copy_all(Peer& with, bool large) {
     bool moved = false;
     for (auto receiving = with.receiving.begin(); receiving != with.receiving.end();) {
         const Record& head = receiving->arrival.head;
+        if (!large && head.message_nbytes > kAtOnceNbytes) {
+            ++receiving;
+            continue;
+        }
         const bool copied = copy(with, *receiving);
         const bool done = receiving->copied == head.message_nbytes;
         // Its chunks are used again.
-        if (done || (head.chunks > 1 && receiving->copied - receiving->told >= head.chunk_nbytes / 2)) {
+        if (done || (head.chunks > 1 && receiving->copied - receiving->told >= kTold)) {
             tell(with, *receiving);
             receiving->told = receiving->copied;
         }
@@ -307,9 +321,13 @@ bool Messages::pending() const {
     });
 }
 
-bool Messages::has_long() const noexcept {
-    return std::any_of(active_.begin(), active_.end(),
-                       [](const Peer* with) { return !with->receiving.empty() || !with->sending.empty(); });
+bool Messages::has_large() const noexcept {
+    return std::any_of(active_.begin(), active_.end(), [](const Peer* with) {
+        return std::any_of(with->receiving.begin(), with->receiving.end(),
+                           [](const Receiving& one) { return one.arrival.head.message_nbytes > kAtOnceNbytes; }) ||
+               std::any_of(with->sending.begin(), with->sending.end(),
+                           [](const Sending& one) { return one.nbytes > kAtOnceNbytes; });
+    });
 }
 
 FailurePtr Messages::trouble(TimePoint now) const {

@@ -26,7 +26,8 @@ class Messages {
     explicit Messages(Communicator& communicator);
 
     void add(RequestRef request);
-    /// Reads and writes records; with `large` also moves a segment of the data of long messages.
+    /// Reads and writes records, and moves a piece of each long message; without `large` of those only that take no
+    /// longer than kAtOnceNbytes.
     bool step(bool large);
     /// What a step has found that breaks the group, once.
     FailurePtr take_failure() noexcept { return std::exchange(failure_, nullptr); }
@@ -38,8 +39,8 @@ class Messages {
     /// What stops a send or a matched receive: a lost peer or a deadline.
     FailurePtr trouble(TimePoint now) const;
     bool pending() const;
-    /// True while a long message is on its way in or out.
-    bool has_long() const noexcept;
+    /// True while a message of more than kAtOnceNbytes is on its way in or out.
+    bool has_large() const noexcept;
     void fail_all(const FailurePtr& failure);
     /// Gives back all memory that peers could read.
     void release();
@@ -64,13 +65,14 @@ class Messages {
         std::uint64_t nbytes = 0;
         std::uint64_t staged = 0;
         std::uint64_t taken = 0;
+        TimePoint told_at;           // when the receiver last said so
         std::uint64_t buffered = 0;  // of the process's send buffer
         std::uint32_t chunk_nbytes = 0;
         std::uint32_t most_chunks = 0;
         bool awaited = true;             // by a receive, where that matters
         std::uint64_t head = kNoOffset;  // of chunks that are used in turn
         std::vector<std::uint64_t> chunks;
-        std::size_t reused = 0;  // of these, from the first on, which stand at the end a second time
+        std::size_t given = 0;  // of these, from the second on, back to the pool
     };
     struct Peer {
         Peer(Communicator& communicator, int q) : rank(q), out(communicator, q), in(communicator, q) {}
@@ -101,11 +103,14 @@ class Messages {
     bool announce(Peer& peer, const RequestRef& request);
     bool announce_long(Peer& peer, const RequestRef& request, Record record);
     bool stage(Sending& sending);
-    bool stage_all(Peer& peer);
+    bool stage_piece(Sending& sending);
+    bool stage_all(Peer& peer, bool large);
     bool copy(Peer& peer, Receiving& receiving);
-    bool copy_all(Peer& peer);
+    bool copy_piece(Peer& peer, Receiving& receiving);
+    bool copy_all(Peer& peer, bool large);
     void tell(Peer& peer, const Receiving& receiving);
     void give_back(Sending& sending);
+    void give_back(Sending& sending, std::size_t end);
 
     Communicator& communicator_;
     ChunkPool pool_;

@@ -66,7 +66,7 @@ bool Messages::announce_long(Peer& with, const RequestRef& request, Record recor
         sending.staged = call.nbytes;
     } else {
         record.way = static_cast<std::uint8_t>(MessageWay::in_turn);
-        sending.most_chunks = kWindowChunks;
+        sending.most_chunks = kWindowNbytes / sending.chunk_nbytes;
         sending.awaited = false;
     }
     record.chunks = sending.most_chunks;
@@ -94,17 +94,35 @@ bool Messages::announce_long(Peer& with, const RequestRef& request, Record recor
     }
     with.sending.push_back(std::move(sending));
     Sending& placed = with.sending.back();
-    while (call.nbytes <= kAtOnce && stage(placed)) {
+    if (call.nbytes <= kAtOnceNbytes) {
+        (void)stage(placed);
     }
     return true;
 }
 
-/// Stages a piece of a message; false where there is nothing to stage, or no room yet.
+/// Stages a piece of a message, or all of it where it is not large; false where there is nothing to stage, or no room.
 bool Messages::stage(Sending& sending) {
+    if (!stage_piece(sending)) {
+        return false;
+    }
+    while (sending.nbytes <= kAtOnceNbytes && stage_piece(sending)) {
+    }
+    // Not for each piece, which a bell would cost as much as.
+    communicator_.member(sending.request->call.root).process->wake_sleepers();
+    if (sending.staged == sending.nbytes && sending.buffered != 0) {
+        communicator_.settle(std::exchange(sending.request, RequestRef()), nullptr);
+    }
+    return true;
+}
+
+bool Messages::stage_piece(Sending& sending) {
     const std::uint64_t window = std::uint64_t{sending.chunk_nbytes} * sending.most_chunks;
     const std::uint64_t until = std::min(sending.nbytes, sending.taken + window);
     if (!sending.request || sending.most_chunks == 0 || !sending.awaited || sending.staged >= until) {
         return false;
+    }
+    if (sending.taken != 0 && sending.staged >= sending.taken + kAround && Clock::now() < sending.told_at + kKeepsUp) {
+        return false;  // more chunks would only take the place of these in the caches
     }
     Arena& arena = communicator_.engine().arena();
     auto* const head =
@@ -112,10 +130,7 @@ bool Messages::stage(Sending& sending) {
     const std::uint64_t within = sending.staged % sending.chunk_nbytes;
     const auto index = static_cast<std::size_t>(sending.staged / sending.chunk_nbytes % sending.most_chunks);
     if (index == sending.chunks.size()) {
-        // One that the receiver has emptied is still in the caches; and a long message does not populate its own
-        // length. Not of those that are used in turn: two turns would have one chunk.
-        const bool emptied = sending.buffered != 0 && sending.reused < sending.taken / sending.chunk_nbytes;
-        sending.chunks.push_back(emptied ? sending.chunks[sending.reused++] : pool_.get(sending.chunk_nbytes));
+        sending.chunks.push_back(pool_.get(sending.chunk_nbytes));
         head->chunks[index] = sending.chunks.back();
     }
     const std::uint64_t count = std::min({kPiece, until - sending.staged, sending.chunk_nbytes - within});
@@ -124,15 +139,12 @@ bool Messages::stage(Sending& sending) {
     sending.staged += count;
     // seq_cst: releases the data; before the load in wake_sleepers()
     head->staged.store(sending.staged, std::memory_order_seq_cst);
-    communicator_.member(sending.request->call.root).process->wake_sleepers();
-    if (sending.staged == sending.nbytes && sending.buffered != 0) {
-        communicator_.settle(std::exchange(sending.request, RequestRef()), nullptr);
-    }
     return true;
 }
 
-bool Messages::stage_all(Peer& with) {
-    return std::any_of(with.sending.begin(), with.sending.end(), [this](Sending& sending) { return stage(sending); });
+bool Messages::stage_all(Peer& with, bool large) {
+    return std::any_of(with.sending.begin(), with.sending.end(),
+                       [&](Sending& sending) { return (large || sending.nbytes <= kAtOnceNbytes) && stage(sending); });
 }
 
 /// The receiver says how much of a message it has.
@@ -143,8 +155,12 @@ void Messages::taken(Peer& with, const Record& head) {
         damaged_lane(with.rank);
     }
     found->taken = head.block;
+    found->told_at = Clock::now();
     found->awaited = true;
     if (found->taken < found->nbytes) {
+        if (found->buffered != 0) {  // so that a long message does not populate its own length; others use them in turn
+            give_back(*found, static_cast<std::size_t>(found->taken / found->chunk_nbytes));
+        }
         return;
     }
     if (found->request) {
@@ -154,12 +170,20 @@ void Messages::taken(Peer& with, const Record& head) {
     with.sending.erase(found);
 }
 
+/// Gives the chunks before `end` back, but for the first, whose head the receiver still reads.
+void Messages::give_back(Sending& sending, std::size_t end) {
+    for (; sending.given + 1 < end; ++sending.given) {
+        pool_.put(sending.chunk_nbytes, sending.chunks[sending.given + 1]);
+    }
+}
+
 void Messages::give_back(Sending& sending) {
-    for (std::size_t i = sending.reused; i < sending.chunks.size(); ++i) {
-        pool_.put(sending.chunk_nbytes, sending.chunks[i]);
+    give_back(sending, sending.chunks.size());
+    if (!sending.chunks.empty()) {
+        pool_.put(sending.chunk_nbytes, sending.chunks.front());
     }
     sending.chunks.clear();
-    sending.reused = 0;
+    sending.given = 0;
     if (sending.head != kNoOffset) {
         communicator_.engine().arena().release(std::exchange(sending.head, kNoOffset));
     }

@@ -1,37 +1,36 @@
 #include "messages/staging.hpp"
 
 namespace aiodist {
-namespace {
-
-constexpr std::size_t kKept = 64;  // of each size: 36 MiB in all
-
-}  // namespace
 
 std::uint64_t ChunkPool::get(std::uint32_t chunk_nbytes) {
-    auto& free = kept(chunk_nbytes);
-    if (free.empty()) {
-        return engine_.arena().allocate(sizeof(ChunkHead) + chunk_nbytes);
+    Chunks& chunks = of(chunk_nbytes);
+    std::uint64_t offset = 0;
+    if (chunks.kept.empty() || chunks.kept.size() + chunks.in_use < kAround / chunk_nbytes) {
+        offset = engine_.arena().allocate(sizeof(ChunkHead) + chunk_nbytes);
+    } else {
+        offset = chunks.kept.front();
+        chunks.kept.pop_front();
     }
-    const std::uint64_t offset = free.back();
-    free.pop_back();
+    ++chunks.in_use;
     return offset;
 }
 
 void ChunkPool::put(std::uint32_t chunk_nbytes, std::uint64_t offset) {
-    auto& free = kept(chunk_nbytes);
-    if (free.size() < kKept) {
-        free.push_back(offset);
+    Chunks& chunks = of(chunk_nbytes);
+    --chunks.in_use;
+    if (chunks.kept.size() < kKept / chunk_nbytes) {
+        chunks.kept.push_back(offset);
     } else {
         engine_.arena().release(offset);
     }
 }
 
 void ChunkPool::clear() {
-    for (auto* const free : {&small_, &large_}) {
-        for (const std::uint64_t offset : *free) {
+    for (Chunks* const chunks : {&small_, &large_}) {
+        for (const std::uint64_t offset : chunks->kept) {
             engine_.arena().release(offset);
         }
-        free->clear();
+        chunks->kept.clear();
     }
 }
 

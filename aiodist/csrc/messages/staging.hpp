@@ -1,34 +1,41 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <deque>
 
 #include "engine.hpp"
 #include "shm/layout.hpp"
 
 namespace aiodist {
 
-/// Data bytes of a chunk: short messages take one small chunk, others large ones.
+/// Data bytes of a chunk: small ones, as long as a message has no more of them than can be listed.
 inline constexpr std::uint32_t kSmallChunk = 64 * 1024;
 inline constexpr std::uint32_t kLargeChunk = 512 * 1024;
-/// Chunks that a message which found no room in the send buffer uses in turn.
-inline constexpr std::uint32_t kWindowChunks = 2;
+/// Bytes of the chunks that a message which found no room in the send buffer uses in turn.
+inline constexpr std::uint32_t kWindowNbytes = 1024 * 1024;
 
-/// A long message up to this size is staged, and copied, by whoever meets it; a longer one, in pieces, by the engine or
-/// a thread that waits for it. The bound of what a collective's caller does itself.
-inline constexpr std::uint64_t kAtOnce = 256 * 1024;
-inline constexpr std::uint64_t kPiece = 64 * 1024;
+/// What is staged between two flags, so that the receiver copies one piece while its sender stages the next.
+inline constexpr std::uint64_t kPiece = 32 * 1024;
+/// The receiver says how far it is at least this often.
+inline constexpr std::uint64_t kTold = 128 * 1024;
+/// Bytes of chunks that take turns, and how far a sender runs ahead of a receiver that keeps up.
+inline constexpr std::uint64_t kAround = 2 * 1024 * 1024;
+/// A receiver that has not said for this long how far it is does not keep up.
+inline constexpr std::chrono::milliseconds kKeepsUp{1};
 
 /// Bytes of short messages from one peer that may wait in the receiver's memory.
 inline constexpr std::uint64_t kUnreceived = kSendBufferNbytes;
 
 constexpr std::uint32_t chunk_nbytes_of(std::uint64_t message_nbytes) {
-    return message_nbytes <= kSmallChunk ? kSmallChunk : kLargeChunk;
+    return message_nbytes <= std::uint64_t{kSmallChunk} * kMaxChunks ? kSmallChunk : kLargeChunk;
 }
 
 /// Chunks of shared memory that messages wait in. Those given back are kept for the next, up to a bound: populating
-/// memory takes as long as copying a message into it.
+/// memory takes as long as copying a message into it. There are at least `kAround` bytes of them, which take turns, so
+/// that the lines of one have left the cache of the core that read them when it is written again (see
+/// Communicator::take_slots).
 class ChunkPool {
  public:
     explicit ChunkPool(Engine& engine) : engine_(engine) {}
@@ -42,13 +49,17 @@ class ChunkPool {
     void clear();
 
  private:
-    std::vector<std::uint64_t>& kept(std::uint32_t chunk_nbytes) noexcept {
-        return chunk_nbytes == kSmallChunk ? small_ : large_;
-    }
+    struct Chunks {
+        std::deque<std::uint64_t> kept;  // the one that was given back first in front
+        std::size_t in_use = 0;
+    };
+    static constexpr std::size_t kKept = 16 * 1024 * 1024;  // of each size
+
+    Chunks& of(std::uint32_t chunk_nbytes) noexcept { return chunk_nbytes == kSmallChunk ? small_ : large_; }
 
     Engine& engine_;
-    std::vector<std::uint64_t> small_;
-    std::vector<std::uint64_t> large_;
+    Chunks small_;
+    Chunks large_;
 };
 
 }  // namespace aiodist

@@ -294,6 +294,23 @@ void departure() {
     close_even(ranks);
 }
 
+/// A send does not wait for a receiver that stops in the middle of its message.
+void stopped_receiver() {
+    auto ranks = make_world(2, kTuning);
+    const Words data = words(0, 1, 0, 1'000'000);
+    const RequestRef sent = send(ranks[0], data.data(), data.size(), 1, 0);
+    const RequestRef received = receive(ranks[1], 0, 0);
+    for (int turn = 0; turn < 20; ++turn) {  // enough to be told of, too few for all of it
+        ranks[0].communicator->progress();
+        ranks[1].communicator->progress();
+    }
+    expect(!sent->done() && !received->done(), "a message on its way");
+    succeed(ranks[0], *sent.get());
+    expect(!received->done(), "a receiver that nobody advances");
+    check(ranks[1], *received.get(), 0, 0, data.size());
+    close_even(ranks);
+}
+
 /// Who leaves in the middle of a message is lost to its receiver.
 void departure_within() {
     auto ranks = make_world(2, kTuning);
@@ -366,6 +383,7 @@ int main() {
     beyond_the_buffer(20'000);
     chunks_in_turn();
     short_ones_beyond_the_buffer();
+    stopped_receiver();
     std::puts("without a send buffer: right");
     give_up_race();
     unmatched();
