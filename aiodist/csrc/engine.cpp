@@ -15,8 +15,11 @@
 namespace aiodist {
 namespace {
 
-// About 5 µs of pauses where everybody may have a core, none where a pause would burn the core that a peer needs.
+// About 5 µs of pauses where everybody may have a core.
 constexpr unsigned kPauses = 150;
+// Where there are more ranks than cores, about what a switch to another of them and back costs; and none while the core
+// is needed by a rank that this one waits for.
+constexpr unsigned kCrowdedPauses = 20;
 // A thread that found itself on a peer's core moves at most this often.
 constexpr std::int64_t kAsideNs = 1'000'000;
 // Looks at the flags between two looks at the clock.
@@ -249,18 +252,24 @@ bool Engine::step_aside(const std::vector<int>& taken) noexcept {
     return moved && ::sched_setaffinity(0, sizeof allowed, &allowed) == 0;
 }
 
-unsigned Engine::pauses() const noexcept {
+bool Engine::crowded() const noexcept {
     static const int cores = usable_cores();
-    return ranks_here_.load(std::memory_order_relaxed) <= cores ? kPauses : 0;  // a hint
+    return ranks_here_.load(std::memory_order_relaxed) > cores;  // a hint
 }
+
+unsigned Engine::pauses() const noexcept { return crowded() ? kCrowdedPauses : kPauses; }
 
 bool Engine::spin(Request& request, Clock::duration at_most) {
     Communicator& communicator = *request.communicator();
+    const bool crowd = crowded();
     const auto look = [&] {
         for (int i = 0; i < kLooks; ++i) {
             (void)communicator.progress();
             if (request.done()) {
                 return true;
+            }
+            if (crowd && communicator.waits_for_this_core(request)) {
+                return false;
             }
             pause();
         }
@@ -302,7 +311,8 @@ Engine::Wait Engine::wait(Request& request, TimePoint until) {
             backoff.reset();
             continue;
         }
-        if ((crowded() || communicator.has_core()) && backoff.wait()) {
+        if (crowded() ? backoff.wait(communicator.waits_for_this_core(request))
+                      : communicator.has_core() && backoff.wait()) {
             continue;
         }
         if (moved == Communicator::Progress::elsewhere && Clock::now() < until) {

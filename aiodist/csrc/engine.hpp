@@ -90,7 +90,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     /// moved.
     bool step_aside(const std::vector<int>& taken) noexcept;
     /// True if there are more ranks than cores.
-    bool crowded() const noexcept { return pauses() == 0; }
+    bool crowded() const noexcept;
 
     /// Makes the engine thread look at its work now.
     void wake();

@@ -160,7 +160,7 @@ void Engine::run() noexcept {
         bool rested = false;
         if (serve(busy)) {
             backoff.reset();
-        } else if (!busy || !backoff.wait()) {
+        } else if (!busy || !backoff.wait(crowded())) {
             sleep(busy, last_pending);
             backoff = Backoff(pauses());
             rested = true;

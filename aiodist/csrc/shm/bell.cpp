@@ -55,7 +55,8 @@ void expect_to_write(const void* at, std::size_t nbytes) noexcept {
     }
 }
 
-bool Backoff::wait() noexcept {
+bool Backoff::wait(bool give_way) noexcept {
+    turn_ = give_way ? std::max(turn_, pauses_) : turn_;
     if (turn_ < pauses_) {
         pause();
     } else if (turn_ < pauses_ + kYields) {

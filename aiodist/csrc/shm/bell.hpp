@@ -45,8 +45,8 @@ void expect_to_write(const void* at, std::size_t nbytes) noexcept;
 class Backoff {
  public:
     explicit Backoff(unsigned pauses) noexcept : pauses_(pauses) {}
-    /// False once the budget is spent.
-    bool wait() noexcept;
+    /// False once the budget is spent. `give_way` skips the pauses.
+    bool wait(bool give_way = false) noexcept;
     void reset() noexcept { turn_ = 0; }
 
  private:
