@@ -334,7 +334,7 @@ def test_futures_may_be_dropped(run_ranks: RunRanks) -> None:
     run_ranks(3, _never_awaited)
 
 
-async def _spin(group: aiodist.Group) -> int:
+async def _spin(group: aiodist.Group, count: int, calls: int) -> int:
     ticks = 0
     running = True
 
@@ -345,16 +345,40 @@ async def _spin(group: aiodist.Group) -> int:
             await asyncio.sleep(0)
 
     ticker = asyncio.create_task(tick())
-    for _ in range(2500):
-        await group.all_reduce(1.5)
+    for _ in range(calls):
+        await group.all_reduce(np.full(count, 1.5))
     running = False
     await ticker
     return ticks
 
 
-def test_a_loop_of_awaits_starves_nobody(run_ranks: RunRanks) -> None:
-    ticks = run_ranks(2, _spin)
+@pytest.mark.parametrize(("count", "calls"), [(1, 2500), (60_000, 400), (120_000, 200), (600_000, 40)])
+def test_a_loop_of_awaits_starves_nobody(count: int, calls: int, run_ranks: RunRanks) -> None:
+    ticks = run_ranks(2, _spin, count, calls)
     assert min(ticks) > 20, ticks
+
+
+async def _wait(future: Any) -> Any:
+    return await future
+
+
+async def _side_by_side(group: aiodist.Group) -> None:
+    """Calls that a loop moves itself, several at once; the wait for one of them is given up half-way."""
+    for turns in range(4):
+        counts = [100_000 + 1000 * number for number in range(5)]
+        futures = [group.all_reduce(ramp((count,), group.rank + turns)) for count in counts]
+        tasks = [asyncio.create_task(_wait(future)) for future in futures]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.wait(tasks)
+        for number, future in enumerate(futures):
+            assert tasks[number].cancelled() <= (number == 0)
+            assert_same(await future, sum(ramp((counts[number],), rank + turns) for rank in range(group.size)))
+
+
+def test_calls_that_a_loop_moves_side_by_side(run_ranks: RunRanks) -> None:
+    run_ranks(2, _side_by_side)
 
 
 def test_a_done_future_is_awaited_from_a_loop_that_never_saw_it() -> None:

@@ -287,6 +287,28 @@ bool Engine::spin(Request& request, Clock::duration at_most) {
     return false;
 }
 
+Engine::Move Engine::move(Request& request, Clock::duration at_most, Clock::duration first, Clock::duration patience) {
+    Communicator& communicator = *request.communicator();
+    TimePoint now = Clock::now();
+    const TimePoint until = now + at_most;
+    TimePoint idle_until = now + first;
+    while (now < until) {
+        const auto moved = communicator.progress();
+        if (request.done()) {
+            return Move::done;
+        }
+        now = Clock::now();
+        if (moved == Communicator::Progress::moved) {
+            idle_until = now + patience;
+        } else if (moved == Communicator::Progress::elsewhere || now >= idle_until || !communicator.has_core()) {
+            return Move::idle;
+        } else {
+            pause();
+        }
+    }
+    return Move::more;
+}
+
 Engine::Wait Engine::wait(Request& request, TimePoint until) {
     thread_local const auto port = std::make_shared<Port>();
     thread_local std::vector<std::uint64_t> ids;

@@ -80,6 +80,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
     Wait wait(Request& request, TimePoint until);
     /// Polls for at most `at_most`; true if the request is done.
     bool spin(Request& request, Clock::duration at_most);
+    /// Moves data for at most `at_most`: for as long as there were some in the last `patience`, or the first ones come
+    /// within `first`.
+    enum class Move : std::uint8_t { done, idle, more };
+    Move move(Request& request, Clock::duration at_most, Clock::duration first, Clock::duration patience);
     /// Marks a sleeper of this process: a loop that suspends or a thread about to sleep. Flags must be looked at again
     /// afterwards.
     void sleepers_add(std::int64_t delta) noexcept;

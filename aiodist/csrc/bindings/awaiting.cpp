@@ -13,6 +13,8 @@ constexpr std::int64_t kTurnNs = 50'000;
 constexpr int kPromptAwaits = 64;
 // One await's polling: grows while it pays, up to the whole turn; shrinks to this where peers are late.
 constexpr std::int64_t kColdNs = 5'000;
+// How long a peer may be away for a turn of its loop before the data are left to the engine.
+constexpr std::int64_t kPeersTurnNs = 25'000;
 // Looks before the first at the clock, which costs as much as a few of them; kPromptAwaits bounds how often.
 constexpr int kUntimedLooks = 8;
 
@@ -50,6 +52,27 @@ bool poll(Request& request, SpinBudget& budget) {
     budget.spent_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - from).count();
     budget.patience_ns = done ? std::min(budget.patience_ns * 2, kTurnNs) : kColdNs;
     return done;
+}
+
+bool moved_by_loop(const Request& request) {
+    return request.call.nbytes <= kLoopNbytes && request.call.nbytes > 0 && !is_small(request);
+}
+
+/// Moves the call's data for the rest of the loop's turn. `more`: it is to go on in the next one; then no other await
+/// of this loop moves any, since each would take a whole turn's time.
+Engine::Move move(AwaiterObject& awaiter, Request& request, SpinBudget& budget) {
+    if ((budget.mover != nullptr && budget.mover != &awaiter) || budget.spent_ns >= kTurnNs ||
+        request.communicator()->waits_for_this_thread(request)) {
+        return Engine::Move::idle;
+    }
+    const TimePoint from = Clock::now();
+    const Engine::Move moved = request.communicator()->engine().move(
+        request, std::chrono::nanoseconds(kTurnNs - budget.spent_ns),
+        std::chrono::nanoseconds(budget.mover == nullptr ? kColdNs : kPeersTurnNs),
+        std::chrono::nanoseconds(kPeersTurnNs));
+    budget.spent_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - from).count();
+    budget.mover = moved == Engine::Move::more ? &awaiter : nullptr;
+    return moved;
 }
 
 /// Suspends: the loop's future to wait for, or nullptr if that is not needed (or an exception is set).
@@ -112,7 +135,17 @@ PySendResult awaiter_send_body(PyObject* self, PyObject** out) {
         }
         SpinBudget& budget = spin_budget(awaiter.port);
         budget.spent_ns = resumed ? 0 : budget.spent_ns;
-        done = poll(request, budget);
+        if (moved_by_loop(request)) {
+            const Engine::Move moved = move(awaiter, request, budget);
+            if (moved == Engine::Move::more) {
+                awaiter.yielded = true;
+                *out = Py_NewRef(Py_None);
+                return PYGEN_NEXT;
+            }
+            done = moved == Engine::Move::done;
+        } else {
+            done = poll(request, budget);
+        }
         spent = budget.spent_ns >= kTurnNs;
     }
     prompt_awaits = resumed ? 0 : prompt_awaits + 1;
@@ -158,6 +191,9 @@ PyObject* awaiter_send_method(PyObject* self, PyObject*) { return awaiter_next(s
 
 void awaiter_dealloc(PyObject* self) {
     auto& awaiter = *reinterpret_cast<AwaiterObject*>(self);
+    if (awaiter.port != nullptr && spin_budget(awaiter.port).mover == self) {
+        spin_budget(awaiter.port).mover = nullptr;
+    }
     if (awaiter.id != 0) {
         Request& request = *as_future(awaiter.future.get()).request.get();
         if (request.communicator()->engine().pid() == present_pid()) {

@@ -165,8 +165,14 @@ PyObject* port_object(LoopPort* port) noexcept;
 struct SpinBudget {
     std::int64_t spent_ns = 0;        // since the loop last turned
     std::int64_t patience_ns = 5000;  // of one await; adapts to success
+    const void* mover = nullptr;      // the await that moves its call's data, a piece in each turn of the loop
 };
 SpinBudget& spin_budget(LoopPort* port) noexcept;
+
+// A loop that awaits a call of up to this many bytes moves it itself, in pieces that are short enough for a loop: to
+// wake the engine, and to be woken by it, would take as long as the call. Until it is awaited it is as good as nobody's
+// for up to a millisecond, see Engine::wake_soon.
+inline constexpr std::uint64_t kLoopNbytes = std::uint64_t{1} << 20;
 
 // future.cpp
 bool add_future_type(PyObject* module);

@@ -47,7 +47,7 @@ void work_on(Request& request) {
     }
     if (large || communicator.waits_for_this_thread(request) || !communicator.engine().spin(request, kInlineSpin)) {
         // A thread without a loop most likely blocks in the call next, and is better not disturbed.
-        communicator.hand_over(request, running_port() != nullptr);
+        communicator.hand_over(request, nbytes > kLoopNbytes && running_port() != nullptr);
         PyErr_Clear();
     }
 }
