@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import gc
 import random
 from collections.abc import Awaitable
@@ -157,6 +158,27 @@ async def _stream(group: aiodist.Group, seed: int) -> None:
             assert_same(await group.recv(route[0], route[2]), due(route, number))
 
     await asyncio.gather(feed(), *(take(route) for route in routes if route[1] == group.rank))
+
+
+async def _ahead(group: aiodist.Group) -> None:
+    """One rank is as far ahead as it gets: what it has brought stays until the others have read it."""
+    rank, size = group.rank, group.size
+    counts = [65_536, 3, 50_001, 8192, 65_000, 40_960, 1, 61_440, 20_000, 65_536, 30_000, 65_535, 65_536] * 2  # float64: up to 512 KiB
+    for slow in range(size):
+        if rank == slow:
+            await _hear(group, (slow + 1) % size)
+        sums = [group.all_reduce(ramp((count,), rank + number)) for number, count in enumerate(counts)]
+        spreads = [group.broadcast(ramp((count,), rank + number), root=(slow + 1) % size) for number, count in enumerate(counts)]
+        if rank == (slow + 1) % size:
+            await _tell(group, slow)
+        for number, count in enumerate(counts):
+            assert_same(await sums[number], functools.reduce(np.add, [ramp((count,), r + number) for r in range(size)]))
+            assert_same(await spreads[number], ramp((count,), (slow + 1) % size + number))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_is_ahead_overwrites_nothing(size: int, run_ranks: RunRanks) -> None:
+    run_ranks(size, _ahead)
 
 
 @pytest.mark.parametrize("seed", range(3))

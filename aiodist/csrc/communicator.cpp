@@ -38,7 +38,8 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, Options options)
     : engine_(std::move(engine)),
       options_(std::move(options)),
       headers_(options_.members.size()),
-      pointers_(options_.members.size()) {
+      pointers_(options_.members.size()),
+      copies_from_(options_.tuning.slots, kNever) {
     const int members = static_cast<int>(options_.members.size());
     const std::size_t lanes_at = round_up(sizeof(ChannelBlock), kLine);
     const std::size_t slots_at = slots_offset(members);
@@ -108,13 +109,26 @@ Communicator::Progress Communicator::progress(bool large) {
 
 bool Communicator::advance(bool large) {
     bool moved = post();
-    for (int i = 0; i < kMatchesAtOnce && match(); ++i) {
-        moved = true;
-    }
+    moving_.store(match_some(moved), std::memory_order_relaxed);  // a hint, see the header
     moved = (large && move_large()) || moved;
     moved = move_messages(large) || moved;
     long_.store(!large_.empty() || (messages_ && messages_->has_large()), std::memory_order_relaxed);  // a hint
     return post() || moved;
+}
+
+/// Matches calls until enough is done in one go; true where there may be more.
+bool Communicator::match_some(bool& moved) {
+    std::uint64_t nbytes = 0;
+    for (int i = 0; i < kMatchesAtOnce && nbytes < kAtOnceNbytes; ++i) {
+        const Request* const head = posted_.front();
+        const std::uint64_t brought = head != nullptr ? head->call.nbytes : 0;
+        if (!match()) {
+            return false;
+        }
+        moved = true;
+        nbytes += brought;
+    }
+    return true;
 }
 
 bool Communicator::move_messages(bool large) {
@@ -235,7 +249,6 @@ bool Communicator::move_large() {
         moving_.store(true, std::memory_order_relaxed);  // a hint, see the header
         return true;
     }
-    moving_.store(false, std::memory_order_relaxed);
     if (!moving.operation->finished()) {
         return false;
     }

@@ -192,9 +192,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     bool move_messages(bool large);
     void matched(Request& receive);
     bool post();
-    bool may_post(std::uint64_t seq);
+    bool may_post(const Request& request);
     void write_slot(Request& request);
     bool match();
+    bool match_some(bool& moved);
     bool arrived(std::uint64_t seq);
     bool read_header(int q, std::uint64_t seq, HeaderCopy& copy);
     bool all_at_hand() const noexcept;
@@ -225,10 +226,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     const Request* lowest_pending() const;
     std::vector<int> waited_for(const Request& request) const;
     void ensure_staging(const Call& call);
-    std::size_t copies_nbytes() const noexcept;
     bool lies_readable(const Call& call) const noexcept;
     bool copies(const Call& call) const noexcept;
-    std::byte* copied(std::uint64_t nbytes) noexcept;
+    std::uint64_t copied_from(std::uint64_t nbytes) const noexcept;
     bool brings(int q) const noexcept;
     std::byte* slot(std::uint64_t seq) const noexcept;
 
@@ -271,8 +271,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::uint64_t large_calls_ = 0;  // so far; the same on all members when they create the same operation
     std::uint64_t cursor_ = 0;       // in the staging rings
     Passing passing_;
-    std::size_t copies_at_ = 0;  // where the next payload is copied to, see kCopied
-    bool pinned_ = false;        // one of them is read by a call in segments: no further ones until that is over
+    // See kCopied; counted in bytes of all turns around the copies' ring.
+    std::uint64_t copied_until_ = 0;
+    std::vector<std::uint64_t> copies_from_;  // by slot: where its call's payload begins, kNever where it has none
+    bool pinned_ = false;  // one of them is read by a call in segments: no further ones until that is over
 
     std::atomic<std::uint32_t> pending_{0};
     std::atomic<std::int32_t> engine_requests_{0};

@@ -83,7 +83,7 @@ void Communicator::ensure_staging(const Call& call) {
     const std::lock_guard lock(issue_mutex_);
     if (copies(call)) {
         if (copies_offset_ == kNoOffset) {
-            copies_offset_ = engine_->arena().allocate(copies_nbytes());
+            copies_offset_ = engine_->arena().allocate(copies_nbytes(tuning(), size()));
         }
     } else if (staging_ == nullptr) {
         staging_offset_ = engine_->arena().allocate(staging_nbytes());

@@ -19,12 +19,6 @@ std::byte* Communicator::slot(std::uint64_t seq) const noexcept {
     return slots_ + seq % tuning().slots * slot_stride(tuning());
 }
 
-/// What is copied stays until all have consumed the call, of which `slots` may be under way. Twice that, so that lines
-/// have left the readers' caches when they are written again (see take_slots).
-std::size_t Communicator::copies_nbytes() const noexcept {
-    return 2 * std::size_t{tuning().slots} * copied_nbytes(tuning(), size());
-}
-
 /// True where the peers can read the call's input in its place, and the result does not overwrite it.
 bool Communicator::lies_readable(const Call& call) const noexcept {
     const Arena& arena = engine_->arena();
@@ -39,12 +33,10 @@ bool Communicator::copies(const Call& call) const noexcept {
            !call.refused && size() > 1 && !is_message(call.collective) && !lies_readable(call);
 }
 
-/// Room for a payload. Never that of a call which a peer has yet to consume: see copies_nbytes() and may_post().
-std::byte* Communicator::copied(std::uint64_t nbytes) noexcept {
-    copies_at_ = copies_at_ + nbytes > copies_nbytes() ? 0 : copies_at_;
-    std::byte* const at = engine_->arena().at(copies_offset_) + copies_at_;
-    copies_at_ += round_up(nbytes, kLine);
-    return at;
+/// Where the next payload begins, in one piece.
+std::uint64_t Communicator::copied_from(std::uint64_t nbytes) const noexcept {
+    const std::size_t ring = copies_nbytes(tuning(), size());
+    return copied_until_ % ring + nbytes > ring ? round_up(copied_until_, ring) : copied_until_;
 }
 
 bool Communicator::brings(int q) const noexcept {
@@ -63,12 +55,22 @@ bool Communicator::at_hand(int q) const noexcept {
     return head.nbytes <= tuning().slot_nbytes || (head.flags & kCopied) != 0 || !brings(q);
 }
 
-bool Communicator::may_post(std::uint64_t seq) {
+bool Communicator::may_post(const Request& request) {
     const std::uint64_t slots = tuning().slots;
-    if (seq < slots) {
+    const std::uint64_t seq = request.seq;
+    const std::uint64_t oldest = seq < slots ? 0 : seq - slots + 1;  // of those that may still be under way
+    std::uint64_t needed = oldest;
+    if (copies(request.call)) {  // the latest one whose payload would be overwritten must have been read, too
+        const std::uint64_t until = copied_from(request.call.nbytes) + request.call.nbytes;
+        const std::size_t ring = copies_nbytes(tuning(), size());
+        for (std::uint64_t one = oldest; one < seq; ++one) {
+            const std::uint64_t from = copies_from_[one % slots];
+            needed = from != kNever && from + ring < until ? one + 1 : needed;
+        }
+    }
+    if (needed == 0) {
         return true;
     }
-    const std::uint64_t needed = seq - slots + 1;
     if (consumed_ < needed) {
         return false;
     }
@@ -92,7 +94,7 @@ bool Communicator::post() {
         {
             const std::lock_guard lock(issue_mutex_);
             Request* const next = unposted_.front();
-            if (next == nullptr || !may_post(next->seq) || (pinned_ && copies(next->call))) {
+            if (next == nullptr || !may_post(*next) || (pinned_ && copies(next->call))) {
                 break;
             }
             request = unposted_.pop();
@@ -141,8 +143,13 @@ void Communicator::write_slot(Request& request) {
     head.input_offset = small ? kNoOffset : engine_->arena().offset_of(call.input, call.nbytes).value_or(kNoOffset);
     head.output_offset = small ? kNoOffset : engine_->arena().offset_of(call.output, 1).value_or(kNoOffset);
     head.staging_offset = staging_offset_;
-    std::byte* const copy = copies(call) ? copied(call.nbytes) : nullptr;
-    if (copy != nullptr) {
+    std::byte* copy = nullptr;
+    copies_from_[request.seq % tuning().slots] = kNever;
+    if (copies(call)) {
+        const std::uint64_t from = copied_from(call.nbytes);
+        copies_from_[request.seq % tuning().slots] = from;
+        copied_until_ = from + round_up(call.nbytes, kLine);
+        copy = engine_->arena().at(copies_offset_) + from % copies_nbytes(tuning(), size());
         head.flags |= kCopied;
         head.input_offset = engine_->arena().offset_of(copy, call.nbytes).value_or(kNoOffset);
     }

@@ -11,7 +11,7 @@ namespace aiodist {
 
 inline constexpr std::uint64_t kArenaMagic = 0x61696f6469737431;    // "aiodist1"
 inline constexpr std::uint64_t kChannelMagic = 0x6368616e6e656c31;  // "channel1"
-inline constexpr std::uint32_t kLayoutVersion = 6;
+inline constexpr std::uint32_t kLayoutVersion = 7;
 inline constexpr std::size_t kPage = 4096;
 // Flags of different writers, or read at different times, lie two cache lines apart: the adjacent-line prefetcher pairs
 // lines.
@@ -199,13 +199,25 @@ constexpr std::size_t payload_at(std::size_t meta_nbytes, std::uint64_t payload_
     return round_up(meta_nbytes, payload_nbytes <= 64 ? 16 : 64);
 }
 
-/// The longest payload that is copied at once (see kCopied): its members each read all of it, so that fewer bytes may
-/// come from each of more members. Up to here that is cheaper than the flags of a call in segments.
+/// The longest payload that is copied at once (see kCopied). Its members each read all of it, where in segments each
+/// would fold a share: so that fewer bytes may come from each of more members. Up to here that is cheaper than the
+/// flags of a call in segments: with two members there are no more bytes to read this way, and with eight twice as
+/// many.
 constexpr std::size_t copied_nbytes(const Tuning& tuning, int size) {
     constexpr std::size_t kReadByEach = 256 * 1024;
+    constexpr std::size_t kReadByFew = 2 * 1024 * 1024;
+    const auto members = static_cast<std::size_t>(size);
+    const std::size_t most = std::max(kReadByEach / members, kReadByFew / members / members) / kLine * kLine;
     return std::max<std::size_t>(tuning.slot_nbytes,
-                                 std::min<std::size_t>(std::size_t{2} * tuning.segment_nbytes,
-                                                       kReadByEach / static_cast<std::size_t>(size) / kLine * kLine));
+                                 std::min<std::size_t>(std::size_t{8} * tuning.segment_nbytes, most));
+}
+
+/// Where they are copied to. More than all that may be under way as a rule, so that lines have left the readers' caches
+/// when they are written again (see Communicator::take_slots); long ones may have to wait for others to be read.
+constexpr std::size_t copies_nbytes(const Tuning& tuning, int size) {
+    constexpr std::size_t kEnough = 2 * 1024 * 1024;
+    return std::min(std::size_t{2} * tuning.slots * copied_nbytes(tuning, size),
+                    std::max(kEnough, copied_nbytes(tuning, size)));
 }
 
 constexpr std::size_t slot_stride(const Tuning& tuning) { return round_up(kMetaNbytes + tuning.slot_nbytes, kLine); }
