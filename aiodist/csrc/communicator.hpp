@@ -129,6 +129,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::uint64_t id() const noexcept { return options_.id; }
     /// Hands a pending request to the engine thread, which begins at once, or a little later: see Engine::wake_soon.
     void hand_over(Request& request, bool at_once = true);
+    bool has_handed_over() const noexcept { return engine_requests_.load(std::memory_order_relaxed) > 0; }  // a hint
     /// While a thread blocks in a call it does the engine's work for this communicator.
     void help() noexcept { helpers_.fetch_add(1, std::memory_order_seq_cst); }
     void unhelp() noexcept;

@@ -99,7 +99,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
     /// Makes the engine thread look at its work now.
     void wake();
     /// The same a little later: for calls whose thread will most likely block in them at once and do the work itself.
-    void wake_soon();
+    /// `others`: some that it did not block in are still waiting, and not longer than that.
+    void wake_soon(bool others);
     /// Makes sure that somebody looks at deaths and at `deadline` while a request is pending.
     void watch(TimePoint deadline);
     /// Index of "file:line" in the arena's table of call sites, 0 where there is no room or nothing is known.

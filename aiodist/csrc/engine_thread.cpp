@@ -54,12 +54,13 @@ void Engine::wake() {
     }
 }
 
-void Engine::wake_soon() {
+void Engine::wake_soon(bool others) {
     // Set again only once it is a tenth old: a loop of short calls moves it on without a system call for each. What is
-    // skipped here relies on an alarm that is still to come, since it was set less than kSoonNs ago.
+    // skipped here relies on an alarm that is still to come, since it was set less than kSoonNs ago. Calls that are
+    // made faster than that and not waited for do not move it on.
     const std::int64_t now = ns(Clock::now());
     const std::int64_t set = alarm_set_.load(std::memory_order_seq_cst);
-    if (set <= now && now - set < kSoonNs / 10) {
+    if (set <= now && now - set < (others ? kSoonNs : kSoonNs / 10)) {
         return;
     }
     ensure_thread();

@@ -92,6 +92,7 @@ void Communicator::ensure_staging(const Call& call) {
 }
 
 void Communicator::hand_over(Request& request, bool at_once) {
+    bool others = false;
     {
         const std::lock_guard lock(issue_mutex_);
         if (request.done() || (request.engine_serves && !at_once)) {
@@ -100,14 +101,14 @@ void Communicator::hand_over(Request& request, bool at_once) {
         if (!request.engine_serves) {  // otherwise it may still wait for its alarm
             request.engine_serves = true;
             // before the load of asleep_ in wake(), and of helpers_ below
-            engine_requests_.fetch_add(1, std::memory_order_seq_cst);
+            others = engine_requests_.fetch_add(1, std::memory_order_seq_cst) > 0;
         }
     }
     if (helpers_.load(std::memory_order_seq_cst) > 0) {  // pairs with unhelp(), which wakes the engine for what is left
         engine_->self()->wake_sleepers();                // a helper may sleep
         return;
     }
-    at_once ? engine_->wake() : engine_->wake_soon();
+    at_once ? engine_->wake() : engine_->wake_soon(others);
 }
 
 void Communicator::unhelp() noexcept {

@@ -46,8 +46,10 @@ void work_on(Request& request) {
         return;
     }
     if (large || communicator.waits_for_this_thread(request) || !communicator.engine().spin(request, kInlineSpin)) {
-        // A thread without a loop most likely blocks in the call next, and is better not disturbed.
-        communicator.hand_over(request, nbytes > kLoopNbytes && running_port() != nullptr);
+        // A thread without a loop most likely blocks in the call next, and is better not disturbed; nor is a loop that
+        // awaits one call after the other.
+        const bool at_once = nbytes > kLoopNbytes || communicator.has_handed_over();
+        communicator.hand_over(request, at_once && running_port() != nullptr);
         PyErr_Clear();
     }
 }
