@@ -27,19 +27,13 @@ void work_on(Request& request) {
         return;
     }
     const bool large = nbytes > kAtOnceNbytes || request.large.load(std::memory_order_relaxed);
-    if (is_message(request.call.collective) && !large) {
-        // A receive may be long, and a send have found no room, while the thread that asked for it is busy with other
-        // things. Most are over before that matters.
+    if ((is_message(request.call.collective) || (request.call.flags & kWildcard) != 0) && !large) {
+        // What is received may be long, and a send have found no room, while the thread that asked for it is busy with
+        // other things. Most are over before that matters.
         communicator.hand_over(request, false);
         return;
     }
-    if ((request.call.flags & kWildcard) != 0) {
-        // It may be large, and the thread that asked for it busy with other things when it comes.
-        communicator.hand_over(request, running_port() != nullptr);
-        PyErr_Clear();
-        return;
-    }
-    if (communicator.is_short(request.call)) {
+    if (!large && communicator.is_short(request.call)) {
         if (communicator.mine().posted.load(std::memory_order_relaxed) <= request.seq) {  // queued behind a full ring
             communicator.hand_over(request);
         }
@@ -48,7 +42,8 @@ void work_on(Request& request) {
     if (large || communicator.waits_for_this_thread(request) || !communicator.engine().spin(request, kInlineSpin)) {
         // A thread without a loop most likely blocks in the call next, and is better not disturbed; nor is a loop that
         // awaits one call after the other.
-        const bool at_once = nbytes > kLoopNbytes || communicator.has_handed_over();
+        const bool loop_moves = nbytes > 0 && nbytes <= kLoopNbytes;  // 0: a receiver that takes what comes
+        const bool at_once = !loop_moves || communicator.has_handed_over();
         communicator.hand_over(request, at_once && running_port() != nullptr);
         PyErr_Clear();
     }
